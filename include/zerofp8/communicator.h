@@ -1,0 +1,112 @@
+// Collectives between ranks. Backends move bytes and never see bf16 or fp8, so every dtype gives the same
+// bits on every backend; sums are made in rank order.
+//
+//   std::unique_ptr<Communicator> world = make_mpi_communicator();
+//   auto work = world->all_to_all(send, recv, {.dtype = DType::kE4m3});
+//   work->wait();                       // throws CommError that names the absent ranks after a time-out
+//
+// Calls on one communicator are executed in the order in which they were made, which must be the same on
+// every rank. Buffers must stay alive and untouched until wait() returns.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "zerofp8/dtype.h"
+
+namespace zerofp8 {
+
+enum class ReduceOp : std::uint8_t { kSum, kMax };
+
+// Opaque handle of the device stream that a call must follow; nullptr means host memory.
+using StreamHandle = void*;
+
+struct CallOptions {
+  DType dtype = DType::kFp32;              // what the bytes stand for: selects the byte counter
+  StreamHandle stream = nullptr;
+  std::string_view label = "collective";   // named in time-out errors
+};
+
+// A collective under way.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual bool done() const = 0;
+  // Blocks until the result is there. Throws CommError on failure or time-out. May be called once or more.
+  virtual void wait() = 0;
+};
+
+// Bytes that this rank sent to other ranks, per dtype of the payload. Control messages (scalars,
+// agreement, start-up checks) are counted apart.
+struct WireBytes {
+  std::array<std::uint64_t, kDTypeCount> payload{};
+  std::uint64_t control = 0;
+  std::uint64_t of(DType dtype) const { return payload[static_cast<std::size_t>(dtype)]; }
+  std::uint64_t total_payload() const;
+  WireBytes operator-(const WireBytes& other) const;
+  WireBytes& operator+=(const WireBytes& other);
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // "self", "threads", "mpi", ...
+  virtual std::string backend() const = 0;
+
+  // Part i of `send` goes to rank i; part i of `recv` comes from rank i. Both hold size() equal parts;
+  // sizes are 64-bit and messages are split below INT_MAX bytes.
+  virtual std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
+                                           const CallOptions& options) = 0;
+  // recv = send of rank 0, send of rank 1, ...; recv.size() == size() * send.size().
+  // send may be the caller's own part of recv (in place).
+  virtual std::unique_ptr<Work> all_gather(std::span<const std::byte> send, std::span<std::byte> recv,
+                                           const CallOptions& options) = 0;
+  virtual std::unique_ptr<Work> broadcast(std::span<std::byte> data, int root,
+                                          const CallOptions& options) = 0;
+  // In place, rank-order sum: the same bits on every rank. For scalars and small control data; counted
+  // as control bytes. Blocking.
+  virtual void all_reduce(std::span<float> data, ReduceOp op) = 0;
+  virtual void all_reduce(std::span<double> data, ReduceOp op) = 0;
+  virtual void all_reduce(std::span<std::int32_t> data, ReduceOp op) = 0;
+  virtual void all_reduce(std::span<std::int64_t> data, ReduceOp op) = 0;
+  // all_gather of small control data, blocking, counted as control bytes.
+  virtual void gather_control(std::span<const std::byte> send, std::span<std::byte> recv) = 0;
+  // Returns when all ranks have called it. Throws CommError that names the absent ranks.
+  virtual void barrier(std::chrono::milliseconds timeout) = 0;
+
+  // Ranks that pass the same color form a new communicator, ordered by (key, rank). Collective.
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  // How long a collective may take before it becomes a CommError. Default 10 minutes.
+  virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
+  virtual std::chrono::milliseconds timeout() const = 0;
+  virtual WireBytes bytes_sent() const = 0;
+};
+
+// One rank, no launcher.
+std::unique_ptr<Communicator> make_self_communicator();
+
+// `size` communicators of one process, one for each thread: for tests and for single-node experiments.
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size);
+
+// All ranks of MPI_COMM_WORLD, duplicated. Initialises MPI if the program has not and then finalises it
+// when the last communicator is gone. Throws CommError where zerofp8 was built without MPI.
+std::unique_ptr<Communicator> make_mpi_communicator();
+bool built_with_mpi();
+
+// Compares `text` (config, names, shapes, order) over all ranks at the start. Where ranks differ, every
+// rank throws the same CommError, which names the ranks and the first line that differs, before any
+// other collective could hang.
+void check_same_on_all_ranks(Communicator& comm, const std::string& what, const std::string& text);
+
+}  // namespace zerofp8

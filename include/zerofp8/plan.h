@@ -1,0 +1,68 @@
+// The plan: which dtype every part uses, where it lives, what it costs and where the choice came from.
+//
+//   Plan plan = make_plan(settings, model_size(partition, specs, settings));
+//   std::cout << plan_table(plan);          // or plan_json(plan)
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "zerofp8/buffer.h"
+#include "zerofp8/config.h"
+
+namespace zerofp8 {
+
+// Element counts of one rank, in the padded layout of its Partition.
+struct ModelSize {
+  std::int64_t parameters = 0;       // logical elements on this rank (one pipeline stage, one tensor slice)
+  std::int64_t local_elements = 0;   // padded elements of all buckets
+  std::int64_t shard_elements = 0;   // padded elements of this rank's shards: local / d
+  std::int64_t shard_elements_fp32_moments = 0;  // of shard_elements, those whose moments stay FP32
+  std::int64_t buckets = 0;
+};
+
+struct PlanRow {
+  Component component = Component::kTransient;
+  std::string name;                  // "weight", "gradient accumulator", "exp_avg", ...
+  std::string dtype;                 // "fp8_e4m3 + fp32 scale / 128"
+  std::string place;                 // "local" | "sharded / 8" | "same buffer as ..." | "caller"
+  std::int64_t bytes = 0;            // per rank
+  Origin origin = Origin::kDefault;
+  std::string where;
+};
+
+struct PlanCollective {
+  std::string what;                  // "gradient reduce-scatter (all-to-all + rank-order sum)"
+  std::string operation;             // "all_to_all" | "all_gather" | "control"
+  DType dtype = DType::kFp32;
+  int ranks = 1;
+  std::int64_t calls_per_step = 0;
+  std::int64_t bytes_per_step = 0;   // sent by one rank to others
+};
+
+struct Plan {
+  Settings settings;
+  ModelSize size;
+  std::vector<PlanRow> rows;
+  std::vector<PlanCollective> collectives;  // in the order of one step
+  std::string averaging;             // who divides by W, A and the loss scale
+  double bytes_per_parameter() const;       // all rows, weight included
+  std::int64_t state_bytes() const;         // rows that the engine allocates
+};
+
+Plan make_plan(const Settings& settings, const ModelSize& size);
+
+// Bytes that `elements` padded elements take in `dtype` as the engine stores it for `component`: codes plus
+// 4 bytes of scale per block where the storage is block-scaled. The one place that knows.
+std::int64_t stored_bytes(Component component, DType dtype, std::int64_t elements, int block_size);
+bool is_block_scaled(Component component, DType dtype);
+// Bytes per element of the part of the master kept beside a weight.
+int master_bytes(MasterWeights master, DType weight);
+
+std::string plan_table(const Plan& plan, bool color = false);
+std::string plan_json(const Plan& plan);
+// The supported-combination table as text (Markdown if `markdown`).
+std::string support_matrix(bool markdown = false);
+
+}  // namespace zerofp8
