@@ -1,5 +1,5 @@
-// Memory that is counted. Every byte that the engine keeps comes from an Allocator under the name of the
-// component it serves, so that the plan's bytes can be compared with what is really held.
+// Memory that is counted. Every byte that the engine keeps comes from an Allocator under the name
+// of the component it serves, so that the plan's bytes can be compared with what is really held.
 //
 //   CpuAllocator allocator;
 //   Buffer codes(allocator, Component::kExpAvg, 1 << 20);
@@ -16,7 +16,8 @@
 
 namespace zerofp8 {
 
-// What a buffer is for; the rows of the plan. kTransient buffers live within one call of the engine.
+// What a buffer is for; the rows of the plan. kTransient buffers live within one call of the
+// engine.
 enum class Component : std::uint8_t {
   kAccumulator,
   kReducedGradient,

@@ -1,8 +1,10 @@
 // Errors of zerofp8. Every message says what was given, what is allowed and what to change.
 //
-//   throw ConfigError("/zero_optimization/stage", "7", "0, 1, 2 or 3", "set the stage to one of these");
+//   throw ConfigError("/zero_optimization/stage", "7", "0, 1, 2 or 3", "set the stage to one of
+//   these");
 //
-// Errors that concern all ranks carry the same text on every rank, so that launchers show one story.
+// Errors that concern all ranks carry the same text on every rank, so that launchers show one
+// story.
 #pragma once
 
 #include <stdexcept>
