@@ -1,1 +1,1 @@
-
+zerofp8_test(comm_thread_test zerofp8_comm)

@@ -31,10 +31,10 @@ using StreamHandle = void*;
 struct CallOptions {
   DType dtype = DType::kFp32;              // what the bytes stand for: selects the byte counter
   StreamHandle stream = nullptr;
-  std::string_view label = "collective";   // named in time-out errors
+  std::string_view label = "collective";   // named in errors; the same on every rank, which is checked
 };
 
-// A collective under way.
+// A collective under way. The destructor waits, too, but without throwing: buffers may be freed after it.
 class Work {
  public:
   virtual ~Work() = default;
@@ -48,6 +48,8 @@ class Work {
 struct WireBytes {
   std::array<std::uint64_t, kDTypeCount> payload{};
   std::uint64_t control = 0;
+  // Notes that ranks exchange before a payload (what it is, how long), where a backend has such.
+  std::uint64_t envelopes = 0;
   std::uint64_t of(DType dtype) const { return payload[static_cast<std::size_t>(dtype)]; }
   std::uint64_t total_payload() const;
   WireBytes operator-(const WireBytes& other) const;
