@@ -11,11 +11,19 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "zerofp8/dtype.h"
+#include "zerofp8/error.h"
 
 namespace zerofp8 {
+
+// The config is sound, but this version does not run it yet ("not yet supported").
+class UnsupportedError : public ConfigError {
+ public:
+  using ConfigError::ConfigError;
+};
 
 // Where a value comes from; printed beside each value of the plan.
 enum class Origin : std::uint8_t { kDefault, kLevel, kKey, kArgument };

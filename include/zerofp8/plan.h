@@ -1,6 +1,6 @@
 // The plan: which dtype every part uses, where it lives, what it costs and where the choice came from.
 //
-//   Plan plan = make_plan(settings, model_size(partition, specs, settings));
+//   Plan plan = make_plan(settings, uniform_size(7'000'000'000, settings));
 //   std::cout << plan_table(plan);          // or plan_json(plan)
 #pragma once
 
@@ -52,6 +52,23 @@ struct Plan {
 };
 
 Plan make_plan(const Settings& settings, const ModelSize& size);
+
+// The size of `parameters` elements as one flat list, padded to whole blocks per rank. The engine takes
+// the sizes of its Partition instead. Throws ArgumentError for less than 1 or more than 2^50 elements.
+ModelSize uniform_size(std::int64_t parameters, const Settings& settings);
+
+// Ranks between which one reduce-scatter runs: all data ranks at stage 0, else the shard group.
+int reduction_ranks(const Settings& settings);
+// True if shard groups are smaller than the data-parallel group (hybrid sharding): reduced shards are then
+// summed in FP32 over the data_ranks / shard_ranks replicas.
+bool is_hybrid(const Settings& settings);
+// Whether the engine keeps reduced gradients in an FP32 buffer of their own between reduction and Adam, or
+// Adam reads the accumulator.
+bool reduced_gradient_needs_buffer(const Settings& settings);
+bool moments_are_quantised(const Settings& settings);
+// Bytes of the message that carries `elements` padded gradient elements to one other rank: codes and
+// scales, for both blocks with error feedback on an FP8 wire.
+std::int64_t gradient_message_bytes(const Settings& settings, std::int64_t elements);
 
 // Bytes that `elements` padded elements take in `dtype` as the engine stores it for `component`: codes plus
 // 4 bytes of scale per block where the storage is block-scaled. The one place that knows.

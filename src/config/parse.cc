@@ -1,0 +1,143 @@
+// JSON text -> Config. The only file of the library that sees nlohmann/json, and only its lexer:
+// the usual document type would silently keep the last of two equal keys.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "src/config/config_impl.h"
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+using Json = nlohmann::json;
+
+// Configs are a few levels deep. Deeper text is refused, since later passes are recursive.
+constexpr std::size_t kMaxDepth = 32;
+
+class TreeBuilder final : public nlohmann::json_sax<Json> {
+ public:
+  explicit TreeBuilder(const std::string& source) : source_(source) {}
+  JsonNode take() { return std::move(root_); }
+
+  bool null() override { return add({}); }
+  bool boolean(bool value) override {
+    return add({.kind = JsonNode::Kind::kBool, .boolean = value});
+  }
+  bool number_integer(number_integer_t value) override { return add_integer(value); }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (value > static_cast<number_unsigned_t>(INT64_MAX)) {
+      return number_float(static_cast<double>(value), fmt::to_string(value));
+    }
+    return add_integer(static_cast<std::int64_t>(value));
+  }
+  bool number_float(number_float_t value, const string_t& text) override {
+    return add({.kind = JsonNode::Kind::kNumber, .number = value, .text = text});
+  }
+  bool string(string_t& value) override {
+    return add({.kind = JsonNode::Kind::kString, .text = value});
+  }
+  bool binary(binary_t&) override { return false; }  // not in JSON text
+  bool start_object(std::size_t) override { return open(JsonNode::Kind::kObject); }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t) override { return open(JsonNode::Kind::kArray); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    Level& level = levels_.back();
+    level.key = name;
+    if (!level.seen.insert(name).second) {
+      throw ConfigError(pointer(), "this key twice", "each key once in its object",
+                        "remove one of the two");
+    }
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
+    std::string what = error.what();
+    const std::size_t bracket = what.find("] ");  // "[json.exception.parse_error.101] parse ..."
+    if (bracket != std::string::npos) what.erase(0, bracket + 2);
+    throw ConfigError(source_, what, "JSON, with // and /* */ comments", "correct the text there");
+  }
+
+ private:
+  struct Level {
+    JsonNode node;
+    std::string key;  // of the member that is being read
+    std::set<std::string> seen;
+  };
+
+  std::string pointer() const {
+    std::string path;
+    for (const Level& level : levels_) {
+      const bool is_array = level.node.kind == JsonNode::Kind::kArray;
+      path += '/' + (is_array ? fmt::to_string(level.node.items.size()) : escaped_name(level.key));
+    }
+    return path;
+  }
+  bool add_integer(std::int64_t value) {
+    return add({.kind = JsonNode::Kind::kInteger,
+                .integer = value,
+                .number = static_cast<double>(value),
+                .text = fmt::to_string(value)});
+  }
+  bool open(JsonNode::Kind kind) {
+    if (levels_.size() >= kMaxDepth) {
+      throw ConfigError(pointer(), "more than 32 nested levels", "at most 32", "nest less deeply");
+    }
+    levels_.push_back({{.kind = kind}, "", {}});
+    return true;
+  }
+  bool close() {
+    JsonNode node = std::move(levels_.back().node);
+    levels_.pop_back();
+    return add(std::move(node));
+  }
+  bool add(JsonNode node) {
+    if (levels_.empty()) {
+      root_ = std::move(node);
+    } else if (levels_.back().node.kind == JsonNode::Kind::kArray) {
+      levels_.back().node.items.push_back(std::move(node));
+    } else {
+      levels_.back().node.members.emplace_back(levels_.back().key, std::move(node));
+    }
+    return true;
+  }
+
+  const std::string& source_;
+  std::vector<Level> levels_;
+  JsonNode root_;
+};
+
+}  // namespace
+
+Config Config::parse(const std::string& text, const std::string& source) {
+  TreeBuilder builder(source);
+  Json::sax_parse(text, &builder, nlohmann::detail::input_format_t::json, /*strict=*/true,
+                  /*ignore_comments=*/true);
+  const JsonNode root = builder.take();
+  auto impl = std::make_shared<Impl>();
+  impl->source = source;
+  impl->canonical = canonical_text(root);
+  check_document(root, *impl);
+  Config config;
+  config.impl_ = std::move(impl);
+  return config;
+}
+
+Config Config::from_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  // Reading a directory or an unreadable file fails here too; an empty file fails in the parser.
+  if (!file || file.peek() == std::ifstream::traits_type::eof() || !(text << file.rdbuf())) {
+    throw ConfigError(path, "a file that is empty or cannot be read", "a JSON config file",
+                      "check the path");
+  }
+  return parse(text.str(), path);
+}
+
+std::string Config::canonical() const { return impl_->canonical; }
+const std::string& Config::source() const { return impl_->source; }
+
+}  // namespace zerofp8

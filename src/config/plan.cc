@@ -1,0 +1,268 @@
+// The arithmetic of the plan: what every component costs and what travels in one step.
+#include "zerofp8/plan.h"
+
+#include <fmt/format.h>
+
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+std::string storage_text(const Settings& s, Component component, DType dtype) {
+  std::string text(to_string(dtype));
+  if (component == Component::kExpAvgSq && dtype != DType::kFp32) text += " root";
+  if (is_block_scaled(component, dtype)) {
+    text += fmt::format(" + fp32 scale / {}", s.block_size.value);
+  }
+  return text;
+}
+
+std::string shard_place(const Settings& s) {
+  return s.shard_ranks > 1 ? fmt::format("sharded / {}", s.shard_ranks.value) : "local";
+}
+
+PlanRow weight_row(const Settings& s, const ModelSize& size) {
+  return {.component = Component::kTransient,
+          .name = "weight",
+          .dtype = std::string(to_string(s.weight.value)),
+          .place = "caller",
+          .bytes = size.parameters * bytes_of(s.weight),
+          .origin = s.weight.origin,
+          .where = s.weight.where};
+}
+
+PlanRow accumulator_row(const Settings& s, const ModelSize& size) {
+  const std::int64_t elements = s.accumulation_sharded ? size.shard_elements : size.local_elements;
+  PlanRow row{
+      .component = Component::kAccumulator,
+      .name = "gradient accumulator",
+      .dtype = storage_text(s, Component::kAccumulator, s.accumulation),
+      .place = s.accumulation_sharded ? shard_place(s) : "local",
+      .bytes = stored_bytes(Component::kAccumulator, s.accumulation, elements, s.block_size),
+      .origin = s.accumulation.origin,
+      .where = s.accumulation.where};
+  if (s.error_feedback) {
+    row.bytes *= 2;
+    row.dtype += ", twice (error feedback)";
+  }
+  return row;
+}
+
+PlanRow reduced_gradient_row(const Settings& s, const ModelSize& size) {
+  PlanRow row{.component = Component::kReducedGradient, .name = "reduced gradient"};
+  if (reduced_gradient_needs_buffer(s)) {
+    row.dtype = to_string(DType::kFp32);
+    row.place = shard_place(s);
+    row.bytes =
+        stored_bytes(Component::kReducedGradient, DType::kFp32, size.shard_elements, s.block_size);
+  } else {
+    row.dtype = storage_text(s, Component::kAccumulator, s.accumulation);
+    row.place = "same buffer as the accumulator";
+  }
+  return row;
+}
+
+PlanRow master_row(const Settings& s, const ModelSize& size) {
+  PlanRow row{.component = Component::kMaster,
+              .name = "master weight",
+              .place = shard_place(s),
+              .bytes = size.shard_elements * master_bytes(s.master, s.weight),
+              .origin = s.master.origin,
+              .where = s.master.where};
+  switch (s.master.value) {
+    case MasterWeights::kNone:
+      row.dtype = "none";
+      row.place = s.weight == DType::kFp32 ? "the weight is its own master"
+                                           : "stochastic rounding into the weight";
+      if (s.weight == DType::kFp32) row.where.clear();
+      break;
+    case MasterWeights::kBits8:
+      row.dtype = "8 more bits";
+      break;
+    case MasterWeights::kBits16:
+      row.dtype = "16 more bits";
+      break;
+    case MasterWeights::kFp32:
+      row.dtype = to_string(DType::kFp32);
+      break;
+  }
+  return row;
+}
+
+void add_moment_rows(const Settings& s, const ModelSize& size, Component component,
+                     const std::string& name, const Setting<DType>& dtype, Plan& plan) {
+  const std::int64_t kept = moments_are_quantised(s) ? size.shard_elements_fp32_moments : 0;
+  plan.rows.push_back(
+      {.component = component,
+       .name = name,
+       .dtype = storage_text(s, component, dtype),
+       .place = shard_place(s),
+       .bytes = stored_bytes(component, dtype, size.shard_elements - kept, s.block_size),
+       .origin = dtype.origin,
+       .where = dtype.where});
+  if (dtype == DType::kFp32 || s.fp32_moments_below == 0) return;
+  plan.rows.push_back({.component = component,
+                       .name = fmt::format("{} of parameters that are 1-D or below {}", name,
+                                           s.fp32_moments_below.value),
+                       .dtype = std::string(to_string(DType::kFp32)),
+                       .place = shard_place(s),
+                       .bytes = stored_bytes(component, DType::kFp32, kept, s.block_size),
+                       .origin = s.fp32_moments_below.origin,
+                       .where = s.fp32_moments_below.where});
+}
+
+void add_reduction(const Settings& s, const ModelSize& size, Plan& plan) {
+  const int ranks = reduction_ranks(s);
+  if (ranks > 1) {
+    const std::int64_t times = s.accumulation_sharded ? s.batch.accumulation_steps : 1;
+    plan.collectives.push_back(
+        {.what = fmt::format("gradient reduce-scatter (all-to-all, FP32 sum in rank order){}",
+                             s.accumulation_sharded ? ", every micro-batch" : ""),
+         .operation = "all_to_all",
+         .dtype = s.gradient_wire,
+         .ranks = ranks,
+         .calls_per_step = size.buckets * times,
+         .bytes_per_step =
+             (ranks - 1) * gradient_message_bytes(s, size.local_elements / ranks) * times});
+  }
+  if (s.stage == 0 && ranks > 1) {
+    plan.collectives.push_back({.what = "all-gather of the reduced gradient (stage 0)",
+                                .operation = "all_gather",
+                                .dtype = DType::kFp32,
+                                .ranks = ranks,
+                                .calls_per_step = size.buckets,
+                                .bytes_per_step = (ranks - 1) * (size.local_elements / ranks) * 4});
+  }
+  if (is_hybrid(s)) {
+    const int replicas = s.launch.data_ranks / s.shard_ranks;
+    plan.collectives.push_back({.what = "sum of reduced shards over the replicas of a shard group",
+                                .operation = "all_gather",
+                                .dtype = DType::kFp32,
+                                .ranks = replicas,
+                                .calls_per_step = size.buckets,
+                                .bytes_per_step = (replicas - 1) * size.shard_elements * 4});
+  }
+}
+
+void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
+  add_reduction(s, size, plan);
+  const Launch& launch = s.launch;
+  const int all_ranks = launch.data_ranks * launch.pipeline_stages * launch.tensor_ranks;
+  if (all_ranks > 1) {
+    plan.collectives.push_back({.what = "norm, non-finite flag and used parameters",
+                                .operation = "control",
+                                .dtype = DType::kFp32,
+                                .ranks = all_ranks,
+                                .calls_per_step = 1});
+  }
+  if (s.stage > 0 && s.shard_ranks > 1) {
+    plan.collectives.push_back(
+        {.what = "weight all-gather",
+         .operation = "all_gather",
+         .dtype = s.weight_wire,
+         .ranks = s.shard_ranks,
+         .calls_per_step = size.buckets,
+         .bytes_per_step = (s.shard_ranks - 1) * size.shard_elements * bytes_of(s.weight_wire)});
+  }
+}
+
+}  // namespace
+
+bool is_block_scaled(Component component, DType dtype) {
+  switch (component) {
+    case Component::kAccumulator:
+    case Component::kExpAvg:
+    case Component::kExpAvgSq:
+      return is_fp8(dtype) || dtype == DType::kFp16;
+    case Component::kReducedGradient:
+    case Component::kMaster:
+    case Component::kTransient:
+      return false;
+  }
+  return false;
+}
+
+std::int64_t stored_bytes(Component component, DType dtype, std::int64_t elements, int block_size) {
+  std::int64_t bytes = elements * bytes_of(dtype);
+  if (is_block_scaled(component, dtype)) bytes += round_up(elements, block_size) / block_size * 4;
+  return bytes;
+}
+
+int master_bytes(MasterWeights master, DType weight) {
+  if (weight == DType::kFp32) return 0;
+  constexpr int kBytes[] = {0, 1, 2, 4};
+  return kBytes[static_cast<int>(master)];
+}
+
+int reduction_ranks(const Settings& s) {
+  return s.stage == 0 ? s.launch.data_ranks : s.shard_ranks.value;
+}
+
+bool is_hybrid(const Settings& s) { return s.stage > 0 && s.shard_ranks < s.launch.data_ranks; }
+
+bool moments_are_quantised(const Settings& s) {
+  return s.exp_avg != DType::kFp32 || s.exp_avg_sq != DType::kFp32;
+}
+
+bool reduced_gradient_needs_buffer(const Settings& s) {
+  // A sharded accumulator already holds reduced gradients, but the sum over replicas is FP32.
+  if (s.accumulation_sharded) return is_hybrid(s);
+  if (s.accumulation == DType::kFp32) return false;  // the reduced shard overwrites it
+  // One rank whose wire format is the accumulator's: nothing changes on the way. fp16 does change,
+  // its accumulator has block scales and its wire has not.
+  const bool unchanged = s.gradient_wire.value == s.accumulation.value;
+  return !(s.launch.data_ranks == 1 && unchanged && s.accumulation != DType::kFp16);
+}
+
+std::int64_t gradient_message_bytes(const Settings& s, std::int64_t elements) {
+  std::int64_t bytes = elements * bytes_of(s.gradient_wire);
+  if (!is_fp8(s.gradient_wire)) return bytes;
+  bytes += round_up(elements, s.block_size) / s.block_size * 4;
+  return s.error_feedback ? 2 * bytes : bytes;
+}
+
+ModelSize uniform_size(std::int64_t parameters, const Settings& s) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 50;
+  if (parameters < 1 || parameters > kMost) {
+    throw ArgumentError(fmt::format("{} parameters: must be between 1 and 2^50", parameters));
+  }
+  const std::int64_t unit = std::int64_t{reduction_ranks(s)} * s.block_size;
+  ModelSize size{.parameters = parameters, .local_elements = round_up(parameters, unit)};
+  size.shard_elements = size.local_elements / s.shard_ranks;
+  size.buckets = (size.local_elements - 1) / s.reduce_bucket_size + 1;
+  return size;
+}
+
+Plan make_plan(const Settings& s, const ModelSize& size) {
+  Plan plan{.settings = s, .size = size};
+  plan.rows = {weight_row(s, size), accumulator_row(s, size), reduced_gradient_row(s, size),
+               master_row(s, size)};
+  add_moment_rows(s, size, Component::kExpAvg, "exp_avg", s.exp_avg, plan);
+  add_moment_rows(s, size, Component::kExpAvgSq, "exp_avg_sq", s.exp_avg_sq, plan);
+  add_collectives(s, size, plan);
+  plan.averaging = fmt::format(
+      "the engine multiplies the FP32 sum once by 1 / ({} data ranks x {} micro-batches{})",
+      s.launch.data_ranks, s.batch.accumulation_steps,
+      s.loss_scale.value.enabled ? " x loss scale" : "");
+  return plan;
+}
+
+double Plan::bytes_per_parameter() const {
+  std::int64_t bytes = 0;
+  for (const PlanRow& row : rows) bytes += row.bytes;
+  return static_cast<double>(bytes) / static_cast<double>(size.parameters);
+}
+
+std::int64_t Plan::state_bytes() const {
+  std::int64_t bytes = 0;
+  for (const PlanRow& row : rows) {
+    if (row.component != Component::kTransient) bytes += row.bytes;
+  }
+  return bytes;
+}
+
+}  // namespace zerofp8

@@ -1,0 +1,57 @@
+// Typed access to written values, with the key table's default where a key is absent.
+//
+//   Reader read(config.impl());
+//   Setting<int> stage = read.integer<int>("/zero_optimization/stage");
+#pragma once
+
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "src/config/config_impl.h"
+#include "src/config/keys.h"
+
+namespace zerofp8 {
+
+class Reader {
+ public:
+  explicit Reader(const Config::Impl& written) : written_(written) {}
+  const Config::Impl& written() const { return written_; }
+
+  // nullptr if absent. An "auto" that nobody filled is an error.
+  const Value* find(std::string_view path) const;
+  bool is_auto(std::string_view path) const;
+  // Throws the error for an "auto" that no argument supplies.
+  [[noreturn]] static void unresolved_auto(const Value& value);
+
+  Setting<bool> boolean(std::string_view path) const;
+  Setting<std::string> text(std::string_view path) const;
+  Setting<double> number(std::string_view path) const;
+  template <class T>
+  Setting<T> integer(std::string_view path) const {
+    if (const Value* value = find(path)) {
+      return {static_cast<T>(std::get<std::int64_t>(value->data)), Origin::kKey, value->pointer};
+    }
+    T standard{};
+    const std::string_view digits = find_key(path)->standard;
+    std::from_chars(digits.data(), digits.data() + digits.size(), standard);
+    return {standard, Origin::kDefault, ""};
+  }
+
+ private:
+  const Config::Impl& written_;
+};
+
+// Two keys for one setting: throws an error that names both if both are written and differ.
+// `same` compares the meaning, so that "half" agrees with "fp16".
+void require_agreement(const Value& a, const Value& b, bool same);
+
+// The parts of resolve().
+BatchSizes resolve_batch(const Reader& read, const Launch& launch, const Arguments& arguments);
+Setting<AdamOptions> resolve_adam(const Reader& read, const Arguments& arguments,
+                                  std::vector<std::string>& warnings);
+Setting<LossScaleOptions> resolve_loss_scale(const Reader& read, DType weight);
+// weight, stage, accumulation*, error_feedback, gradient_wire, weight_wire, master and moments.
+void resolve_dtypes(const Reader& read, Settings& settings);
+
+}  // namespace zerofp8

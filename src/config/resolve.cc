@@ -1,0 +1,99 @@
+// Config -> Settings: what was written, the level and the defaults become what will run.
+#include <fmt/format.h>
+
+#include "src/config/reader.h"
+#include "src/config/support_table.h"
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+Setting<OptLevel> resolve_level(const Reader& read, const Arguments& arguments) {
+  constexpr std::string_view kPath = "/zerofp8/opt_level";
+  const Setting<std::string> written = read.text(kPath);
+  Setting<OptLevel> level{OptLevel::kO0, written.origin, written.where};
+  for (const OptLevel known : {OptLevel::kO0, OptLevel::kO1, OptLevel::kO2, OptLevel::kO3}) {
+    if (to_string(known) == written.value) level.value = known;
+  }
+  if (!arguments.opt_level) return level;
+  if (written.origin == Origin::kKey && *arguments.opt_level != level.value) {
+    throw ConfigError(written.where,
+                      fmt::format("\"{}\", but the argument opt_level says {}", written.value,
+                                  to_string(*arguments.opt_level)),
+                      "one of the two, or the same value in both", "remove one of them");
+  }
+  return {*arguments.opt_level, Origin::kArgument, "opt_level"};
+}
+
+Setting<double> resolve_clipping(const Reader& read, const Arguments& arguments) {
+  constexpr std::string_view kPath = "/gradient_clipping";
+  if (!read.is_auto(kPath)) return read.number(kPath);
+  if (!arguments.auto_gradient_clipping) Reader::unresolved_auto(*read.written().find(kPath));
+  return {*arguments.auto_gradient_clipping, Origin::kArgument, "gradient_clipping"};
+}
+
+Setting<int> resolve_shard_ranks(const Reader& read, const Settings& s) {
+  const Value* ours = read.find("/zerofp8/shard_group_size");
+  const Value* theirs = read.find("/zero_optimization/zero_hpz_partition_size");
+  if (theirs && std::get<std::int64_t>(theirs->data) == 1) theirs = nullptr;  // "not set"
+  if (ours && theirs) require_agreement(*ours, *theirs, ours->data == theirs->data);
+  if (const Value* written = ours ? ours : theirs) {
+    return read.integer<int>(canonical_path(written->pointer));
+  }
+  if (s.stage == 0) return {1, Origin::kDefault, "stage 0 shards nothing"};
+  return {s.launch.data_ranks, Origin::kDefault, "all data ranks"};
+}
+
+void warn_about_narrow_sums(Settings& s) {
+  // Adding 1 to a running sum of ones stops at 2^(mantissa bits + 1).
+  const std::int64_t steps = s.batch.accumulation_steps;
+  const bool plain_16_bit = s.accumulation == DType::kBf16 || s.accumulation == DType::kFp16;
+  const std::int64_t limit = std::int64_t{2} << format_info(s.accumulation).mantissa_bits;
+  if (!plain_16_bit || steps <= limit) return;
+  s.warnings.push_back(fmt::format(
+      "{} accumulation of {} micro-batches: sums stop growing at {} times the addend; use fp32, "
+      "or fp8 with its stochastic rounding",
+      to_string(s.accumulation.value), steps, limit));
+}
+
+void warn_about_no_effect(const Config::Impl& written, Settings& s) {
+  std::string list;
+  for (const std::string& pointer : written.no_effect) {
+    list += (list.empty() ? "" : ", ") + pointer;
+  }
+  if (!list.empty()) s.warnings.push_back("no effect here, zerofp8 does this part itself: " + list);
+}
+
+void check_launch(const Launch& launch) {
+  if (launch.data_ranks >= 1 && launch.pipeline_stages >= 1 && launch.tensor_ranks >= 1) return;
+  throw ArgumentError(fmt::format(
+      "launch: data_ranks {}, pipeline_stages {} and tensor_ranks {} must all be at least 1",
+      launch.data_ranks, launch.pipeline_stages, launch.tensor_ranks));
+}
+
+}  // namespace
+
+Settings resolve(const Config& config, const Launch& launch, const Arguments& arguments) {
+  check_launch(launch);
+  const Reader read(config.impl());
+  Settings s;
+  s.launch = launch;
+  s.opt_level = resolve_level(read, arguments);
+  resolve_dtypes(read, s);
+  s.shard_ranks = resolve_shard_ranks(read, s);
+  s.block_size = read.integer<int>("/zerofp8/block_size");
+  s.seed = read.integer<std::uint64_t>("/zerofp8/seed");
+  s.reduce_bucket_size = read.integer<std::int64_t>("/zero_optimization/reduce_bucket_size");
+  s.allgather_bucket_size = read.integer<std::int64_t>("/zero_optimization/allgather_bucket_size");
+  s.overlap_comm = read.boolean("/zero_optimization/overlap_comm");
+  s.gradient_clipping = resolve_clipping(read, arguments);
+  s.loss_scale = resolve_loss_scale(read, s.weight);
+  s.batch = resolve_batch(read, launch, arguments);
+  s.adam = resolve_adam(read, arguments, s.warnings);
+  warn_about_narrow_sums(s);
+  warn_about_no_effect(config.impl(), s);
+  check_settings(s, config.impl());
+  return s;
+}
+
+}  // namespace zerofp8

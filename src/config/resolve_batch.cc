@@ -1,0 +1,77 @@
+// train_batch = micro_batch * A * data ranks: solved from what is written, as DeepSpeed does.
+#include <fmt/format.h>
+
+#include "src/config/reader.h"
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+constexpr std::string_view kTrain = "/train_batch_size";
+constexpr std::string_view kMicro = "/train_micro_batch_size_per_gpu";
+constexpr std::string_view kSteps = "/gradient_accumulation_steps";
+
+// 0 = not written.
+std::int64_t written(const Reader& read, std::string_view path,
+                     const std::optional<BatchSizes>& supplied, std::int64_t BatchSizes::*field) {
+  if (!read.is_auto(path)) return read.find(path) ? read.integer<std::int64_t>(path).value : 0;
+  if (!supplied) Reader::unresolved_auto(*read.written().find(path));
+  return (*supplied).*field;
+}
+
+// train / (a * b), or an error that explains the division.
+std::int64_t divide(std::int64_t train, std::int64_t a, const std::string& a_name, std::int64_t b,
+                    const std::string& b_name) {
+  // a * b may not fit: what is above train cannot divide it.
+  const bool fits = a <= train && b <= train / a;
+  if (fits && train % (a * b) == 0) return train / (a * b);
+  throw ConfigError(std::string(kTrain), fmt::to_string(train),
+                    fmt::format("a multiple of {} ({}) x {} ({})", a_name, a, b_name, b),
+                    "change it, the number of ranks, or the other batch keys so that it divides");
+}
+
+std::int64_t product(std::int64_t micro, std::int64_t steps, std::int64_t ranks) {
+  std::int64_t result = 0;
+  if (__builtin_mul_overflow(micro, steps, &result) ||
+      __builtin_mul_overflow(result, ranks, &result)) {
+    throw ConfigError(std::string(kMicro), fmt::to_string(micro),
+                      "a batch of fewer than 2^63 samples", "lower the batch sizes");
+  }
+  return result;
+}
+
+}  // namespace
+
+BatchSizes resolve_batch(const Reader& read, const Launch& launch, const Arguments& arguments) {
+  const std::int64_t ranks = launch.data_ranks;
+  const std::string ranks_name = "data ranks";
+  BatchSizes batch{
+      .train_batch = written(read, kTrain, arguments.auto_batch, &BatchSizes::train_batch),
+      .micro_batch = written(read, kMicro, arguments.auto_batch, &BatchSizes::micro_batch),
+      .accumulation_steps =
+          written(read, kSteps, arguments.auto_batch, &BatchSizes::accumulation_steps)};
+  const std::string micro_name(kMicro), steps_name(kSteps);
+  if (batch.train_batch > 0 && batch.micro_batch > 0) {
+    const std::int64_t steps =
+        divide(batch.train_batch, batch.micro_batch, micro_name, ranks, ranks_name);
+    if (batch.accumulation_steps > 0 && batch.accumulation_steps != steps) {
+      throw ConfigError(std::string(kTrain), fmt::to_string(batch.train_batch),
+                        fmt::format("{} ({}) x {} ({}) x data ranks ({}) = {}", kMicro,
+                                    batch.micro_batch, kSteps, batch.accumulation_steps, ranks,
+                                    product(batch.micro_batch, batch.accumulation_steps, ranks)),
+                        "change one of the three keys, or leave one out and it is computed");
+    }
+    batch.accumulation_steps = steps;
+    return batch;
+  }
+  if (batch.accumulation_steps == 0) batch.accumulation_steps = 1;
+  if (batch.train_batch > 0) {
+    batch.micro_batch =
+        divide(batch.train_batch, batch.accumulation_steps, steps_name, ranks, ranks_name);
+  } else if (batch.micro_batch > 0) {
+    batch.train_batch = product(batch.micro_batch, batch.accumulation_steps, ranks);
+  }
+  return batch;  // both 0: the trainer knows its batch, only A matters here
+}
+
+}  // namespace zerofp8
