@@ -77,6 +77,8 @@ bool is_block_scaled(Component component, DType dtype);
 // Bytes per element of the part of the master kept beside a weight.
 int master_bytes(MasterWeights master, DType weight);
 
+// All settings with their origins, batch sizes, ranks and warnings.
+std::string settings_table(const Settings& settings, bool color = false);
 std::string plan_table(const Plan& plan, bool color = false);
 std::string plan_json(const Plan& plan);
 // The supported-combination table as text (Markdown if `markdown`).

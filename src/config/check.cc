@@ -150,20 +150,21 @@ class Checker {
 
   void object(const std::string& path, const JsonNode& node) {
     for (const auto& [name, child] : node.members) {
-      check_name(path, name);
+      check_name(path, name, child);
       member(path + '/' + name, child);
     }
   }
 
  private:
   // A '/' in a name would make "a/b" look like the path of a known key.
-  void check_name(const std::string& path, const std::string& name) {
+  void check_name(const std::string& path, const std::string& name, const JsonNode& node) {
     if (name.find('/') == std::string::npos && name.find('~') == std::string::npos) return;
-    unknown(path + '/' + escaped_name(name), path);
+    unknown(path + '/' + escaped_name(name), path, node);
   }
 
-  [[noreturn]] void unknown(const std::string& path, const std::string& parent) {
-    throw ConfigError(path, "a key that is not known",
+  [[noreturn]] void unknown(const std::string& path, const std::string& parent,
+                            const JsonNode& node) {
+    throw ConfigError(path, shown(node) + ", but there is no such key",
                       "the keys of " + (parent.empty() ? std::string("the reference") : parent),
                       "the nearest known key is " + nearest_key(path));
   }
@@ -172,7 +173,7 @@ class Checker {
     const std::string canonical = canonical_path(path);
     const Key* key = find_key(canonical);
     const bool container = is_container(canonical);
-    if (!key && !container) unknown(path, path.substr(0, path.rfind('/')));
+    if (!key && !container) unknown(path, path.substr(0, path.rfind('/')), node);
     if (key && key->limits.takes_null && node.kind == Kind::kNull) return;
     if (container && node.kind == Kind::kObject) return object(path, node);
     if (!key) {
@@ -202,11 +203,17 @@ class Checker {
   }
 
   static std::string fix_of(const Key& key, const JsonNode& node) {
-    const std::string why(key.help);
-    if (node.kind == Kind::kString && node.text == "auto") {
-      return "write the value itself: nothing supplies an \"auto\" for this key";
+    const bool quoted = node.kind == Kind::kString;
+    std::string fix = "change the value";
+    if (quoted && node.text == "auto") {
+      fix = "write the value itself, nothing supplies an \"auto\" for this key";
+    } else if (quoted && (key.type == KeyType::kBool || key.type == KeyType::kInteger ||
+                          key.type == KeyType::kNumber)) {
+      fix = "write the value without quotes";
+    } else if (node.kind == Kind::kNull) {
+      fix = "leave the key out for the default";
     }
-    return why;
+    return fmt::format("{} (the key says: {})", fix, key.help);
   }
 
   Config::Impl& impl_;
@@ -239,8 +246,10 @@ std::string shown(const JsonNode& node) {
   JsonWriter json;
   write(json, node);
   std::string text;
-  for (const char c : json.text()) {  // on one line
-    if (c != '\n') text += c;
+  bool line_begins = false;
+  for (const char c : json.text()) {  // on one line, without the indentation
+    line_begins = c == '\n' || (line_begins && c == ' ');
+    if (!line_begins) text += c;
   }
   constexpr std::size_t kLongest = 60;
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";

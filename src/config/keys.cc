@@ -12,9 +12,6 @@ constexpr std::string_view kDTypeSpellings[] = {
     "float16", "torch.bfloat16", "half",          "torch.float16", "torch.half",
 };
 
-struct BlockAlias {
-  std::string_view alias, name;
-};
 constexpr BlockAlias kBlockAliases[] = {{"/bfloat16", "/bf16"}};
 
 std::string choices_text(const Key& key) {
@@ -128,6 +125,7 @@ std::string allowed_text(const Key& key) {
   return text;
 }
 
+std::span<const BlockAlias> block_aliases() { return kBlockAliases; }
 std::span<const std::string_view> dtype_spellings() { return kDTypeSpellings; }
 
 }  // namespace zerofp8

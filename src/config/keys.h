@@ -57,6 +57,11 @@ std::span<const Key> keys();
 const Key* find_key(std::string_view path);
 // True if keys exist below `path` ("/zero_optimization").
 bool is_container(std::string_view path);
+// Blocks with a second name: "/bfloat16" is "/bf16".
+struct BlockAlias {
+  std::string_view alias, name;
+};
+std::span<const BlockAlias> block_aliases();
 // "/bfloat16/enabled" -> "/bf16/enabled"; other paths as they are.
 std::string canonical_path(std::string_view path);
 

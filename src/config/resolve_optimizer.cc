@@ -32,7 +32,8 @@ void resolve_betas(const Reader& read, const std::optional<AdamOptions>& supplie
 
 // DeepSpeed runs decoupled decay for a bare "Adam". Here a bare "Adam" is Adam, and a warning says
 // so where the two differ.
-Algorithm resolve_algorithm(const Reader& read, std::vector<std::string>& warnings) {
+Algorithm resolve_algorithm(const Reader& read, double weight_decay,
+                            std::vector<std::string>& warnings) {
   const Value* type = read.find("/optimizer/type");
   const Value* mode = read.find("/optimizer/params/adam_w_mode");
   const bool adam = type && std::get<std::string>(type->data) == "Adam";
@@ -45,8 +46,7 @@ Algorithm resolve_algorithm(const Reader& read, std::vector<std::string>& warnin
     }
     return decoupled ? Algorithm::kAdamW : Algorithm::kAdam;
   }
-  if (adam && read.find("/optimizer/params/weight_decay") &&
-      read.number("/optimizer/params/weight_decay") > 0) {
+  if (adam && weight_decay > 0) {
     warnings.push_back(
         "/optimizer/type: \"Adam\" adds weight decay to the gradient (L2), as torch does; "
         "DeepSpeed's \"Adam\" decays weights directly: write \"AdamW\" for that");
@@ -65,7 +65,7 @@ Setting<AdamOptions> resolve_adam(const Reader& read, const Arguments& arguments
   adam.weight_decay =
       number_or_auto(read, "/optimizer/params/weight_decay", supplied, &AdamOptions::weight_decay);
   resolve_betas(read, supplied, adam);
-  adam.algorithm = resolve_algorithm(read, warnings);
+  adam.algorithm = resolve_algorithm(read, adam.weight_decay, warnings);
   for (const auto& [path, value] : read.written().values) {
     if (path.starts_with("/optimizer")) return {adam, Origin::kKey, "/optimizer"};
   }

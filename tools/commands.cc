@@ -1,0 +1,118 @@
+#include "tools/commands.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "tools/sizes.h"
+#include "zerofp8/error.h"
+#include "zerofp8/plan.h"
+
+namespace zerofp8 {
+namespace {
+
+bool use_color() {
+  const char* no_color = std::getenv("NO_COLOR");  // https://no-color.org
+  return (no_color == nullptr || *no_color == '\0') && isatty(STDOUT_FILENO) != 0;
+}
+
+void print(std::string_view text) { fmt::print("{}", text); }
+
+Launch launch_of(const RankOptions& ranks) {
+  const std::int64_t replica = std::int64_t{ranks.pipeline} * ranks.tensor;
+  if (ranks.world % replica != 0) {
+    throw ArgumentError(fmt::format(
+        "--world: given {}; allowed: a multiple of --pipeline ({}) x --tensor ({}); change one",
+        ranks.world, ranks.pipeline, ranks.tensor));
+  }
+  return {.data_ranks = static_cast<int>(ranks.world / replica),
+          .pipeline_stages = ranks.pipeline,
+          .tensor_ranks = ranks.tensor};
+}
+
+Arguments arguments_of(const RankOptions& ranks) {
+  Arguments arguments;
+  for (const OptLevel level : {OptLevel::kO0, OptLevel::kO1, OptLevel::kO2, OptLevel::kO3}) {
+    if (to_string(level) == ranks.opt_level) arguments.opt_level = level;
+  }
+  return arguments;
+}
+
+Settings settings_of(const std::string& config, const RankOptions& ranks) {
+  const Launch launch = launch_of(ranks);
+  return resolve(Config::from_file(config), launch, arguments_of(ranks));
+}
+
+std::int64_t total_bytes(const Plan& plan) {
+  std::int64_t total = 0;
+  for (const PlanRow& row : plan.rows) total += row.bytes;
+  return total;
+}
+
+// An ArgumentError of `read`, with the option's name in front.
+template <class Read>
+std::int64_t option_value(std::string_view option, const std::string& text, Read read) {
+  try {
+    return read(text);
+  } catch (const ArgumentError& error) {
+    throw ArgumentError(fmt::format("{}: {}", option, error.what()));
+  }
+}
+
+int check_memory(const Plan& plan, std::int64_t memory) {
+  const std::int64_t needed = total_bytes(plan);
+  const double share = 100.0 * static_cast<double>(needed) / static_cast<double>(memory);
+  if (needed <= memory) {
+    // On stderr, so that --json stays JSON.
+    fmt::print(stderr, "zerofp8: fits: {} of {} bytes per rank ({:.1f} %)\n", needed, memory,
+               share);
+    return kOk;
+  }
+  fmt::print(stderr,
+             "zerofp8: does not fit: {} bytes per rank of {} available ({:.1f} %); raise "
+             "/zerofp8/opt_level or /zero_optimization/stage, or use more ranks\n",
+             needed, memory, share);
+  return kDoesNotRun;
+}
+
+}  // namespace
+
+int run_plan(const PlanOptions& options) {
+  const Settings settings = settings_of(options.config, options.ranks);
+  // One pipeline stage and one tensor slice hold an equal part, rounded up.
+  const std::int64_t slices = std::int64_t{options.ranks.pipeline} * options.ranks.tensor;
+  const std::int64_t parameters = option_value("--params", options.parameters, parse_count);
+  const std::int64_t memory =
+      options.memory.empty() ? 0 : option_value("--memory", options.memory, parse_bytes);
+  const Plan plan = make_plan(settings, uniform_size((parameters + slices - 1) / slices, settings));
+  if (options.json) {
+    print(plan_json(plan));
+  } else {
+    print(plan_table(plan, use_color()));
+    print(
+        "Sizes are those of one flat list of that many parameters; a real model's are padded per "
+        "parameter.\n");
+  }
+  return memory > 0 ? check_memory(plan, memory) : kOk;
+}
+
+int run_check(const CheckOptions& options) {
+  const Settings settings = settings_of(options.config, options.ranks);
+  print(settings_table(settings, use_color()));
+  print(fmt::format("{}: ok\n", options.config));
+  return kOk;
+}
+
+int run_matrix(bool markdown) {
+  print(support_matrix(markdown));
+  return kOk;
+}
+
+int run_schema(bool reference) {
+  print(reference ? config_reference() : config_schema());
+  return kOk;
+}
+
+}  // namespace zerofp8

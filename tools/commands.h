@@ -1,0 +1,39 @@
+// The commands of the zerofp8 program. Each returns its exit code.
+#pragma once
+
+#include <string>
+
+namespace zerofp8 {
+
+enum ExitCode : int {
+  kOk = 0,
+  kDoesNotRun = 1,  // a sound config that does not fit, or that this version does not run yet
+  kBadInput = 2,
+};
+
+struct RankOptions {
+  int world = 1;  // all ranks: data x pipeline x tensor
+  int pipeline = 1;
+  int tensor = 1;
+  std::string opt_level;  // "" = the config's
+};
+
+struct PlanOptions {
+  std::string config;
+  RankOptions ranks;
+  std::string parameters = "1e9";
+  std::string memory;  // of one rank; "" = not checked
+  bool json = false;
+};
+
+struct CheckOptions {
+  std::string config;
+  RankOptions ranks;
+};
+
+int run_plan(const PlanOptions& options);
+int run_check(const CheckOptions& options);
+int run_matrix(bool markdown);
+int run_schema(bool reference);
+
+}  // namespace zerofp8

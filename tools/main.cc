@@ -1,0 +1,108 @@
+// zerofp8: plans and checks configs without running anything.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "tools/commands.h"
+#include "zerofp8/config.h"
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+void add_rank_options(CLI::App& command, RankOptions& ranks) {
+  const CLI::Range positive(1, 1 << 24);
+  command.add_option("--world", ranks.world, "All ranks: data x pipeline x tensor")
+      ->check(positive)
+      ->capture_default_str();
+  command.add_option("--pipeline", ranks.pipeline, "Pipeline stages")
+      ->check(positive)
+      ->capture_default_str();
+  command.add_option("--tensor", ranks.tensor, "Tensor-parallel ranks")
+      ->check(positive)
+      ->capture_default_str();
+  command.add_option("--opt-level", ranks.opt_level, "Opt level, as the argument of that name")
+      ->check(CLI::IsMember({"O0", "O1", "O2", "O3"}));
+}
+
+struct Options {
+  PlanOptions plan;
+  CheckOptions check;
+  bool markdown = false;
+  bool reference = false;
+};
+
+void add_plan(CLI::App& app, Options& options) {
+  CLI::App* plan = app.add_subcommand(
+      "plan", "Show every component's dtype, place and bytes, and what travels in a step");
+  plan->add_option("config", options.plan.config, "JSON config")->required();
+  plan->add_option("--params", options.plan.parameters, "Parameters of the model: 7e9, 7B, 350M")
+      ->capture_default_str();
+  add_rank_options(*plan, options.plan.ranks);
+  plan->add_option("--memory", options.plan.memory,
+                   "Memory of one rank: 80GB, 80GiB; exit code 1 if the plan does not fit");
+  plan->add_flag("--json", options.plan.json, "JSON instead of tables");
+}
+
+void add_others(CLI::App& app, Options& options) {
+  CLI::App* check = app.add_subcommand("check", "Validate a config and show what it resolves to");
+  check->add_option("config", options.check.config, "JSON config")->required();
+  add_rank_options(*check, options.check.ranks);
+  CLI::App* matrix = app.add_subcommand("matrix", "Show the supported combinations and opt levels");
+  matrix->add_flag("--markdown", options.markdown, "Markdown instead of aligned columns");
+  CLI::App* schema = app.add_subcommand("schema", "Print the JSON Schema of the config file");
+  schema->add_flag("--reference", options.reference, "The Markdown reference of all keys instead");
+}
+
+int run(const CLI::App& app, const Options& options) {
+  if (app.got_subcommand("plan")) return run_plan(options.plan);
+  if (app.got_subcommand("check")) return run_check(options.check);
+  if (app.got_subcommand("matrix")) return run_matrix(options.markdown);
+  return run_schema(options.reference);
+}
+
+// "zerofp8: ds_config.json: /bf16/enabled: given ..."
+void report(const ConfigError& error, const std::string& config) {
+  const bool in_file = error.pointer().starts_with('/') && error.pointer() != config;
+  fmt::print(stderr, "zerofp8: {}{}\n", in_file ? config + ": " : "", error.what());
+}
+
+int run_and_report(const CLI::App& app, const Options& options) {
+  const std::string& config =
+      app.got_subcommand("plan") ? options.plan.config : options.check.config;
+  try {
+    return run(app, options);
+  } catch (const UnsupportedError& error) {
+    report(error, config);
+    return kDoesNotRun;
+  } catch (const ConfigError& error) {
+    report(error, config);
+    return kBadInput;
+  } catch (const Error& error) {
+    fmt::print(stderr, "zerofp8: {}\n", error.what());
+    return kBadInput;
+  }
+}
+
+}  // namespace
+}  // namespace zerofp8
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Plans and checks zerofp8 configs.\n"
+      "Exit codes: 0 ok; 1 a sound config that does not fit, or that this version does not run "
+      "yet;\n"
+      "2 bad input.");
+  app.name("zerofp8");
+  app.require_subcommand(1);
+  zerofp8::Options options;
+  zerofp8::add_plan(app, options);
+  zerofp8::add_others(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help goes to stdout with 0; CLI11's own codes for mistakes all become "bad input".
+    return app.exit(error) == 0 ? zerofp8::kOk : zerofp8::kBadInput;
+  }
+  return zerofp8::run_and_report(app, options);
+}
