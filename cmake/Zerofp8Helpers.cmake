@@ -11,7 +11,8 @@ function(zerofp8_layer name)
 endfunction()
 
 function(zerofp8_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers)
+  # -Wno-restrict: g++ 12 warns falsely about string concatenation (GCC bug 105651).
+  target_compile_options(${target} PRIVATE -Wno-restrict -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers)
   if(ZEROFP8_SANITIZE)
     string(REPLACE ";" "," list "${ZEROFP8_SANITIZE}")
     target_compile_options(${target} PUBLIC -fsanitize=${list} -fno-omit-frame-pointer)

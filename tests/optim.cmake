@@ -1,1 +1,1 @@
-
+zerofp8_test(engine_smoke_test zerofp8)

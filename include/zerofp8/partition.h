@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct Bucket {
   std::string tied;
   bool fp32_moments = false;
   std::vector<Placement> placements;
+  int shard_ranks = 1;
   std::int64_t elements = 0;        // padded: shard_ranks * shard_elements
   std::int64_t shard_elements = 0;  // a multiple of the block size
 };
@@ -61,7 +63,8 @@ struct Segment {
 };
 
 struct PartitionOptions {
-  int shard_ranks = 1;  // d
+  int shard_ranks = 1;                           // d of the data-parallel group
+  std::map<std::string, int> group_shard_ranks;  // d of the named reduce groups
   int block_size = 128;
   std::int64_t bucket_elements = 500'000'000;
 };

@@ -45,9 +45,17 @@ void append(Bucket& bucket, int parameter, std::int64_t elements, int block) {
 
 // Pads the bucket to the same whole number of blocks on every rank.
 void finish(Bucket& bucket, const PartitionOptions& options) {
-  const std::int64_t unit = std::int64_t{options.shard_ranks} * options.block_size;
+  bucket.shard_ranks = options.shard_ranks;
+  if (!bucket.reduce_group.empty()) {
+    const auto found = options.group_shard_ranks.find(bucket.reduce_group);
+    if (found == options.group_shard_ranks.end() || found->second < 1) {
+      throw ArgumentError("reduce group \"" + bucket.reduce_group + "\" is not known; pass its communicator");
+    }
+    bucket.shard_ranks = found->second;
+  }
+  const std::int64_t unit = std::int64_t{bucket.shard_ranks} * options.block_size;
   bucket.elements = round_up(bucket.elements, unit);
-  bucket.shard_elements = bucket.elements / options.shard_ranks;
+  bucket.shard_elements = bucket.elements / bucket.shard_ranks;
 }
 
 void check_names(const std::vector<ParameterSpec>& specs) {

@@ -1,0 +1,140 @@
+// The engine: accumulates gradients, reduces them, updates sharded Adam state, gathers weights.
+//
+//   Engine engine(settings, parameters, {.data = world.get()});
+//   for each micro-batch:
+//     for each parameter: engine.add_gradient(i, grad, DType::kBf16);    // any order, any number
+//     of times engine.end_micro_batch();
+//   StepReport report = engine.step();          // collective over data (and model) groups
+//   if (!report.applied) ...                    // skipped on every rank alike; nothing was changed
+//
+// Weights are updated in place in the caller's storage. All calls that communicate (the
+// constructor, end_micro_batch with a sharded accumulator, step, save, load, full_*) are made by
+// all ranks in the same order. An Engine is used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zerofp8/buffer.h"
+#include "zerofp8/communicator.h"
+#include "zerofp8/config.h"
+#include "zerofp8/partition.h"
+#include "zerofp8/plan.h"
+
+namespace zerofp8 {
+
+struct Parameter {
+  ParameterSpec spec;
+  void* weight = nullptr;  // contiguous, spec.dtype, spec.numel() elements; outlives the engine
+};
+
+struct ReduceGroup {
+  Communicator* comm = nullptr;
+  double divisor = 0;  // gradients are divided by it; 0 = the size of the group
+};
+
+// Who talks to whom. Communicators outlive the engine; the engine must be their only user while it
+// runs.
+struct Groups {
+  Communicator* data = nullptr;   // data-parallel ranks of this model slice
+  Communicator* model = nullptr;  // pipeline x tensor ranks of one data rank; null = one slice
+  std::map<std::string, ReduceGroup> reduce;  // named reduce groups of ParameterSpec::reduce_group
+  std::map<std::string, Communicator*> tied;  // by ParameterSpec::tied: its holders, in stage order
+};
+
+struct EngineOptions {
+  std::vector<AdamOptions>
+      groups;                    // hyper-parameters per parameter group; empty = one, from settings
+  bool loss_is_divided = false;  // true: the trainer already divided the loss by A
+  int threads = 1;               // of this rank, for kernels; never changes bits
+  // One line per event worth a log entry (a skipped step, a warning); called on rank 0 of `data`
+  // only. Default: stderr.
+  std::function<void(const std::string&)> log;
+};
+
+struct StepReport {
+  bool applied = false;
+  std::int64_t step = 0;           // applied steps so far
+  std::int64_t skipped_steps = 0;  // skipped steps so far
+  std::int64_t micro_batches = 0;  // of this step
+  double grad_norm = 0;            // of the averaged, unscaled gradient, before clipping
+  double clip_coefficient = 1;
+  double clipped_norm = 0;
+  double loss_scale = 1;  // that this step's gradients carried
+  double next_loss_scale = 1;
+  WireBytes wire;                      // sent by this rank since the previous step
+  std::string bad_parameter;           // first parameter with a non-finite gradient; empty if none
+  int bad_rank = -1;                   // its data rank
+  std::int64_t unused_parameters = 0;  // without a gradient on any rank: not touched
+};
+
+enum class StateKind : std::uint8_t { kGradient, kMaster, kExpAvg, kExpAvgSq };
+
+class Engine {
+ public:
+  // Compares config, names, shapes and order over all ranks before anything is allocated. Throws
+  // ConfigError, ArgumentError or CommError, the same on every rank.
+  Engine(const Settings& settings, std::vector<Parameter> parameters, const Groups& groups,
+         EngineOptions options = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Adds spec.numel() contiguous elements to the parameter's gradient. dtype: fp32, bf16 or fp16.
+  // A parameter may get any number of gradients per micro-batch: they add up.
+  void add_gradient(int parameter, const void* gradient, DType dtype);
+  // Ends a micro-batch; with a sharded accumulator this is where its gradients are reduced.
+  void end_micro_batch();
+  // Reduces what was accumulated and agrees on norm and non-finite values; step() does it if it was
+  // not called. Between the two, full_state(kGradient) and grad_norm() tell of this step's
+  // gradient.
+  void reduce_gradients();
+  double grad_norm() const;
+  // The accumulation boundary: reduce, agree, clip, update, gather. Implies end_micro_batch if
+  // gradients were added since the last one. Throws NumericError when a dynamic loss scale is at
+  // its floor and gradients are still not finite.
+  StepReport step();
+  // Throws away what was accumulated since the last step. With a sharded accumulator: collective.
+  void discard_gradients();
+
+  // Multiply the loss by it before backward. 1 unless fp16 is on.
+  double loss_scale() const;
+  AdamOptions& group(int index);  // lr, betas, eps, weight decay of the next step
+  int group_count() const;
+  std::int64_t applied_steps() const;
+  std::int64_t skipped_steps() const;
+  std::int64_t step_of(int parameter) const;  // Adam's t
+
+  const Settings& settings() const;
+  const Plan& plan() const;
+  const Partition& partition() const;
+  const std::vector<Parameter>& parameters() const;
+  const Allocator& allocator() const;
+
+  // Call after weights were written from outside (weights-only load): masters follow them, moments
+  // stay.
+  void weights_changed();
+
+  // The whole tensor, on every rank, as FP32 (collective). kGradient: the averaged gradient,
+  // between reduce_gradients() and step(); kExpAvgSq: v, also where its root is stored.
+  std::vector<float> full_state(int parameter, StateKind kind);
+
+  // Saves this model slice's state into `directory` (created): safetensors shards + a JSON index.
+  // Written to a temporary name, synced, renamed. Collective over `data` (and `model`).
+  void save(const std::string& directory);
+  // Loads a directory written by save() on any number of ranks. Everything is checked before
+  // anything is overwritten. Throws CheckpointError, the same on every rank.
+  void load(const std::string& directory);
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zerofp8

@@ -1,0 +1,222 @@
+// From micro-batch gradients to accumulators.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "src/optim/engine_impl.h"
+#include "src/optim/parallel.h"
+#include "zerofp8/error.h"
+#include "zerofp8/random.h"
+
+namespace zerofp8 {
+namespace {
+
+constexpr std::uint32_t kNotFinite = 0x7F800000u;
+// Up to this many micro-batches, rounding to nearest is the more accurate one; above it, sums that
+// are rounded to nearest stop growing (docs/numerics.md, "Accumulator").
+constexpr std::int64_t kNearestMicroBatches = 16;
+
+Storage plain_storage(DType dtype) {
+  switch (dtype) {
+    case DType::kFp32:
+      return Storage::kFp32;
+    case DType::kBf16:
+      return Storage::kBf16;
+    case DType::kFp16:
+      return Storage::kFp16;
+    default:
+      throw ArgumentError("add_gradient: given " + std::string(to_string(dtype)) +
+                          "; allowed: fp32, bf16, fp16");
+  }
+}
+
+Rounding accumulator_rounding(const Settings& settings, Storage storage) {
+  const bool exact = storage == Storage::kFp32;
+  return exact || settings.batch.accumulation_steps <= kNearestMicroBatches ? Rounding::kNearest
+                                                                            : Rounding::kStochastic;
+}
+
+}  // namespace
+
+void Engine::Impl::add_gradient(int parameter, const void* gradient, DType dtype) {
+  if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
+    throw ArgumentError("add_gradient: parameter " + std::to_string(parameter) + " of " +
+                        std::to_string(parameters.size()));
+  }
+  if (reduced) {
+    throw ArgumentError("add_gradient: gradients were reduced already; call step() first");
+  }
+  ParameterState& state = states[parameter];
+  open_micro_batch = true;
+  state.used = true;
+  const Partition::Home home = partition.homes[parameter];
+  if (home.bucket < 0) return;  // no elements
+  BucketState& b = buckets[home.bucket];
+  if (!settings.accumulation_sharded) {
+    add_slice(b, parameter, b.accumulator_layout, b.accumulator.data(), gradient, dtype);
+    ++state.adds;
+    return;
+  }
+  if (!b.staging) {
+    b.staging = pool.acquire(static_cast<std::size_t>(b.staging_layout.bytes()));
+    std::memset(b.staging.data(), 0, static_cast<std::size_t>(b.staging_layout.bytes()));
+  }
+  add_slice(b, parameter, b.staging_layout, b.staging.data(), gradient, dtype);
+  ++b.staged_gradients;
+  ++state.adds;
+  if (!state.ready) ++b.parameters_ready;
+  state.ready = true;
+  // Buckets leave in index order on every rank, as soon as all of their parameters had a gradient.
+  while (next_flush < static_cast<int>(buckets.size()) &&
+         buckets[next_flush].parameters_ready ==
+             static_cast<int>(buckets[next_flush].bucket->placements.size())) {
+    flush(buckets[next_flush++]);
+  }
+}
+
+void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& layout, void* memory,
+                             const void* gradient, DType dtype) {
+  const Placement& place = b.bucket->placements[partition.homes[parameter].placement];
+  const Storage storage = plain_storage(dtype);
+  const Rounding rounding = accumulator_rounding(settings, layout.storage);
+  const int block = layout.block;
+  ParameterState& state = states[parameter];
+  const std::uint64_t key = random_key({.seed = settings.seed,
+                                        .step = static_cast<std::uint64_t>(applied),
+                                        .purpose = Purpose::kAccumulator,
+                                        .micro_batch = static_cast<std::uint32_t>(state.adds),
+                                        .data_rank = static_cast<std::uint32_t>(data_rank()),
+                                        .name_hash = state.name_hash});
+  std::uint32_t amax = 0;
+  for (std::int64_t from = place.offset; from < place.offset + place.padded;) {
+    const int part = static_cast<int>(from / layout.part_elements);
+    const std::int64_t part_begin = part * layout.part_elements;
+    const std::int64_t to =
+        std::min(place.offset + place.padded, part_begin + layout.part_elements);
+    const std::int64_t first = from - place.offset;
+    const std::int64_t logical = std::min(to - from, place.elements - first);
+    const std::int64_t whole = logical / block * block;
+    const char* in = static_cast<const char*>(gradient) + first * bytes_of(dtype);
+    const auto run = [&](std::int64_t begin, std::int64_t n, const void* data) {
+      const std::int64_t at = from - part_begin + begin;
+      return ops->accumulate(layout.view(memory, part, at), layout.residual_view(memory, part, at),
+                             {storage, const_cast<void*>(data), nullptr}, n, block, rounding,
+                             {key, static_cast<std::uint64_t>(first + begin)});
+    };
+    amax = std::max(amax, parallel_blocks(whole, block, options.threads,
+                                          [&](std::int64_t begin, std::int64_t n) {
+                                            return run(begin, n, in + begin * bytes_of(dtype));
+                                          }));
+    if (logical > whole) {  // the last block goes through a zero-padded one
+      std::array<std::byte, 256 * 4> padded{};
+      std::memcpy(padded.data(), in + whole * bytes_of(dtype),
+                  static_cast<std::size_t>((logical - whole) * bytes_of(dtype)));
+      amax = std::max(amax, run(whole, block, padded.data()));
+    }
+    from = to;
+  }
+  state.bad_source = state.bad_source || amax >= kNotFinite;
+}
+
+void Engine::Impl::flush(BucketState& b) {
+  finish_flush(b);
+  if (!b.staging) {  // no gradient here, but other ranks may have one
+    b.staging = pool.acquire(static_cast<std::size_t>(b.staging_layout.bytes()));
+    std::memset(b.staging.data(), 0, static_cast<std::size_t>(b.staging_layout.bytes()));
+  }
+  b.staged_gradients = 0;
+  b.sending = std::move(b.staging);
+  b.staging = {};
+  b.in_flight =
+      std::make_unique<ReduceScatter>(*b.shard_comm, *ops, pool, b.staging_layout, b.sending.data(),
+                                      wire_storage(settings.gradient_wire));
+  if (!settings.overlap_comm) finish_flush(b);
+}
+
+void Engine::Impl::finish_flush(BucketState& b) {
+  if (!b.in_flight) return;
+  b.in_flight->wait();
+  constexpr std::int64_t kPiece = 4096;
+  const Rounding rounding = accumulator_rounding(settings, b.accumulator_layout.storage);
+  for (const Segment& s : b.shard_segments) {
+    ParameterState& state = states[s.parameter];
+    // Owned by one rank: the random stream does not depend on which.
+    const std::uint64_t key = random_key({.seed = settings.seed,
+                                          .step = static_cast<std::uint64_t>(applied),
+                                          .purpose = Purpose::kAccumulator,
+                                          .micro_batch = static_cast<std::uint32_t>(b.flushes),
+                                          .data_rank = 0,
+                                          .name_hash = state.name_hash});
+    const auto run = [&](std::int64_t begin, std::int64_t n) {
+      alignas(64) std::array<float, kPiece> sum;
+      std::uint32_t amax = 0;
+      for (std::int64_t at = begin; at < begin + n; at += kPiece) {
+        const std::int64_t len = std::min(kPiece, begin + n - at);
+        b.in_flight->sum(s.offset + at, len, 1.0f, sum.data());
+        const View acc = b.accumulator_layout.view(b.accumulator.data(), 0, s.offset + at);
+        const View residual =
+            b.accumulator_layout.residual_view(b.accumulator.data(), 0, s.offset + at);
+        amax = std::max(
+            amax, ops->accumulate(acc, residual, {Storage::kFp32, sum.data(), nullptr}, len,
+                                  b.accumulator_layout.block, rounding,
+                                  {key, static_cast<std::uint64_t>(s.parameter_offset + at)}));
+      }
+      return amax;
+    };
+    const std::uint32_t amax =
+        parallel_blocks(s.padded, b.accumulator_layout.block, options.threads, run);
+    state.bad_sum = state.bad_sum || amax >= kNotFinite;
+  }
+  ++b.flushes;
+  b.in_flight.reset();
+  b.sending = {};
+}
+
+// Gradients that came after their bucket had left: all ranks flush the buckets that any rank must.
+void Engine::Impl::flush_late_gradients() {
+  for (Communicator* comm : reduce_comms) {
+    std::vector<std::int32_t> late(buckets.size(), 0);
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      late[i] = buckets[i].reduce_comm == comm && buckets[i].staged_gradients > 0;
+    }
+    comm->all_reduce(std::span<std::int32_t>(late), ReduceOp::kMax);
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      if (late[i] != 0 && buckets[i].reduce_comm == comm) flush(buckets[i]);
+    }
+  }
+}
+
+void Engine::Impl::end_micro_batch() {
+  ++micro_batches;
+  open_micro_batch = false;
+  if (!settings.accumulation_sharded) return;
+  while (next_flush < static_cast<int>(buckets.size())) flush(buckets[next_flush++]);
+  flush_late_gradients();
+  for (BucketState& b : buckets) {
+    finish_flush(b);
+    b.parameters_ready = 0;
+  }
+  for (ParameterState& state : states) state.ready = false;
+  next_flush = 0;
+}
+
+void Engine::Impl::clear_gradients() {
+  for (BucketState& b : buckets) {
+    b.accumulator.zero();
+    b.staging = {};
+    b.staged_gradients = 0;
+    b.flushes = 0;
+    b.gradient = {};
+  }
+  for (ParameterState& state : states) {
+    state.adds = 0;
+    state.used = state.used_anywhere = state.ready = false;
+    state.bad_source = state.bad_sum = false;
+  }
+  micro_batches = 0;
+  open_micro_batch = false;
+  next_flush = 0;
+  reduced = false;
+}
+
+}  // namespace zerofp8

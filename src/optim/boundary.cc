@@ -1,0 +1,156 @@
+// What all ranks agree on before an update: the norm, whether anything was not finite, which
+// parameters had a gradient anywhere.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "src/optim/engine_impl.h"
+#include "src/optim/parallel.h"
+
+namespace zerofp8 {
+namespace {
+
+constexpr std::uint32_t kNotFinite = 0x7F800000u;
+constexpr std::size_t kNamesBytes = 1024;
+
+// One rank's part of the agreement; plain bytes on the wire.
+struct Part {
+  ExactSum sum;
+  std::int32_t bad = 0;        // 1: a sum was not finite; 2: so was a gradient of this rank
+  std::int32_t bad_rank = -1;  // data rank
+};
+
+template <class T>
+std::vector<T> gather(Communicator& comm, const T& mine) {
+  std::vector<T> all(static_cast<std::size_t>(comm.size()));
+  comm.gather_control(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  return all;
+}
+
+Part combine(const std::vector<Part>& parts) {
+  Part total;
+  for (const Part& part : parts) {
+    total.sum.add(part.sum);
+    if (part.bad > total.bad) total.bad_rank = part.bad_rank;
+    total.bad = std::max(total.bad, part.bad);
+  }
+  return total;
+}
+
+}  // namespace
+
+// Each logical element once: this rank's shard, unless another copy of it counts.
+ExactSum Engine::Impl::local_sum_squares() {
+  constexpr std::int64_t kPiece = 1 << 16;
+  ExactSum sum;
+  std::vector<double> squares(static_cast<std::size_t>(kPiece / settings.block_size));
+  for (BucketState& b : buckets) {
+    const int block = settings.block_size;
+    const std::int64_t shift = b.shard_begin - b.state_begin;
+    for (const Segment& s : b.shard_segments) {
+      const bool counts = b.first_replica && parameters[s.parameter].spec.counts_in_norm;
+      for (std::int64_t at = 0; at < s.padded; at += kPiece) {
+        const std::int64_t n = std::min(kPiece, s.padded - at);
+        const std::int64_t offset = shift + s.offset + at;
+        const View rest = b.gradient.residual ? b.gradient.residual.at(offset, block) : View{};
+        const View main = b.gradient.main.at(offset, block);
+        const std::uint32_t amax =
+            parallel_blocks(n, block, options.threads, [&](std::int64_t begin, std::int64_t len) {
+              return ops->sum_squares(main.at(begin, block), rest ? rest.at(begin, block) : View{},
+                                      b.gradient.factor, squares.data() + begin / block, len,
+                                      block);
+            });
+        if (amax >= kNotFinite) {
+          states[s.parameter].bad_sum = true;
+        } else if (counts) {
+          for (std::int64_t i = 0; i < n / block; ++i)
+            sum.add(squares[static_cast<std::size_t>(i)]);
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+// A parameter is used if any rank of its reduce group, or any holder of a tied copy, had a
+// gradient.
+void Engine::Impl::agree_on_use() {
+  const std::size_t n = parameters.size();
+  for (Communicator* comm : reduce_comms) {
+    std::vector<std::uint8_t> mine(n), all(n * static_cast<std::size_t>(comm->size()));
+    for (std::size_t i = 0; i < n; ++i) mine[i] = states[i].used;
+    comm->gather_control(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+    for (std::size_t i = 0; i < n; ++i) {
+      if (reduce_comm_of(static_cast<int>(i)) != comm) continue;
+      for (int r = 0; r < comm->size(); ++r) {
+        states[i].used_anywhere |= all[static_cast<std::size_t>(r) * n + i] != 0;
+      }
+    }
+  }
+  std::map<std::string, BucketState*> tied;
+  for (BucketState& b : buckets) {
+    if (b.tied_comm != nullptr) tied[b.bucket->tied] = &b;
+  }
+  for (auto& [name, b] : tied) {
+    ParameterState& state = states[b->bucket->placements.front().parameter];
+    std::int32_t used = state.used_anywhere;
+    b->tied_comm->all_reduce(std::span(&used, 1), ReduceOp::kMax);
+    state.used_anywhere = used != 0;
+  }
+}
+
+void Engine::Impl::agree() {
+  Part part;
+  part.sum = local_sum_squares();
+  for (const ParameterState& state : states) {
+    part.bad = std::max(part.bad, state.bad_source ? 2 : state.bad_sum ? 1 : 0);
+  }
+  part.bad_rank = part.bad != 0 ? data_rank() : -1;
+  Part total = combine(gather(*groups.data, part));
+  if (groups.model != nullptr) total = combine(gather(*groups.model, total));
+  agree_on_use();
+  agreed = {};
+  agreed.bad = total.bad != 0;
+  agreed.bad_rank = total.bad_rank;
+  agreed.norm = agreed.bad ? std::nan("") : std::sqrt(total.sum.value());
+  if (agreed.bad) name_bad_parameters();
+}
+
+// Names travel only when there is something to report.
+void Engine::Impl::name_bad_parameters() {
+  struct Names {
+    char text[kNamesBytes];
+  };
+  const auto merge = [](const std::vector<Names>& all) {
+    std::set<std::string> seen;
+    std::string list;
+    for (const Names& names : all) {
+      std::size_t begin = 0;
+      const std::string text(names.text);
+      while (begin < text.size()) {
+        const std::size_t end = std::min(text.find('\n', begin), text.size());
+        const std::string name = text.substr(begin, end - begin);
+        begin = end + 1;
+        if (seen.size() < 8 && seen.insert(name).second) list += (list.empty() ? "" : "\n") + name;
+      }
+    }
+    return list;
+  };
+  const auto pack = [](const std::string& list) {
+    Names names{};
+    std::memcpy(names.text, list.data(), std::min(list.size(), kNamesBytes - 1));
+    return names;
+  };
+  std::string mine;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (states[i].bad() && mine.size() < kNamesBytes / 2) mine += parameters[i].spec.name + "\n";
+  }
+  std::string list = merge(gather(*groups.data, pack(mine)));
+  if (groups.model != nullptr) list = merge(gather(*groups.model, pack(list)));
+  agreed.bad_parameter = list.substr(0, list.find('\n'));
+  agreed.bad_list = list;
+}
+
+}  // namespace zerofp8

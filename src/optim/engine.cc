@@ -1,0 +1,57 @@
+// The public face of the engine.
+#include "zerofp8/engine.h"
+
+#include "src/optim/engine_impl.h"
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+
+Engine::Engine(const Settings& settings, std::vector<Parameter> parameters, const Groups& groups,
+               EngineOptions options)
+    : impl_(std::make_unique<Impl>(settings, std::move(parameters), groups, std::move(options))) {}
+Engine::~Engine() = default;
+
+void Engine::add_gradient(int parameter, const void* gradient, DType dtype) {
+  impl_->add_gradient(parameter, gradient, dtype);
+}
+void Engine::end_micro_batch() {
+  if (impl_->reduced) {
+    throw ArgumentError("end_micro_batch: gradients were reduced already; call step() first");
+  }
+  impl_->end_micro_batch();
+}
+void Engine::reduce_gradients() { impl_->reduce_gradients(); }
+double Engine::grad_norm() const { return impl_->agreed.norm; }
+StepReport Engine::step() { return impl_->step(); }
+
+void Engine::discard_gradients() {
+  if (impl_->settings.accumulation_sharded && impl_->open_micro_batch) impl_->end_micro_batch();
+  impl_->clear_gradients();
+}
+
+double Engine::loss_scale() const { return impl_->scaler.scale(); }
+AdamOptions& Engine::group(int index) {
+  if (index < 0 || index >= group_count()) {
+    throw ArgumentError("group " + std::to_string(index) + " of " + std::to_string(group_count()));
+  }
+  return impl_->hyper[static_cast<std::size_t>(index)];
+}
+int Engine::group_count() const { return static_cast<int>(impl_->hyper.size()); }
+std::int64_t Engine::applied_steps() const { return impl_->applied; }
+std::int64_t Engine::skipped_steps() const { return impl_->skipped; }
+std::int64_t Engine::step_of(int parameter) const {
+  return impl_->states.at(static_cast<std::size_t>(parameter)).step;
+}
+
+const Settings& Engine::settings() const { return impl_->settings; }
+const Plan& Engine::plan() const { return impl_->plan; }
+const Partition& Engine::partition() const { return impl_->partition; }
+const std::vector<Parameter>& Engine::parameters() const { return impl_->parameters; }
+const Allocator& Engine::allocator() const { return impl_->allocator; }
+
+void Engine::weights_changed() { impl_->reset_masters(); }
+std::vector<float> Engine::full_state(int parameter, StateKind kind) {
+  return impl_->full_state(parameter, kind);
+}
+
+}  // namespace zerofp8

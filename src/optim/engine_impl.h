@@ -1,0 +1,124 @@
+// The engine's inside, shared by the files that make up one step. Nothing here is public.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/comm/buffer_pool.h"
+#include "src/optim/bucket_state.h"
+#include "src/optim/exact_sum.h"
+#include "src/optim/loss_scaler.h"
+#include "zerofp8/engine.h"
+#include "zerofp8/ops.h"
+
+namespace zerofp8 {
+
+// Per parameter, the same on every rank that holds it.
+struct ParameterState {
+  std::uint64_t name_hash = 0;
+  std::int64_t step = 0;       // Adam's t: steps in which it had a gradient somewhere
+  double guard_c = 0;          // C_t of the guard
+  std::int64_t adds = 0;       // gradients added since the last step: feeds the random stream
+  bool ready = false;          // had a gradient in this micro-batch
+  bool used = false;           // had a gradient on this rank since the last step
+  bool used_anywhere = false;  // agreed at the boundary
+  // A non-finite value since the last step: in a gradient given to this rank, or in what it
+  // received.
+  bool bad_source = false, bad_sum = false;
+  bool bad() const { return bad_source || bad_sum; }
+};
+
+// What all ranks agree on at the boundary.
+struct Agreement {
+  double norm = 0;
+  bool bad = false;
+  std::string bad_parameter;
+  int bad_rank = -1;
+  std::string bad_list;  // up to 8 names, for the error at the floor of the loss scale
+};
+
+struct Engine::Impl {
+  Settings settings;
+  std::vector<Parameter> parameters;
+  Groups groups;
+  EngineOptions options;
+  Partition partition;
+  Plan plan;
+  const Ops* ops = nullptr;
+  CpuAllocator allocator;
+  BufferPool pool{allocator};
+  std::unique_ptr<Communicator> shard_comm, replica_comm;  // of hybrid sharding
+  std::vector<Communicator*> reduce_comms;  // distinct, in the same order on every rank
+  std::vector<BucketState> buckets;
+  std::vector<ParameterState> states;
+  std::vector<AdamOptions> hyper;
+  LossScaler scaler;
+  std::int64_t applied = 0, skipped = 0;
+  std::int64_t micro_batches = 0;  // since the last step
+  bool open_micro_batch = false;   // gradients since the last end_micro_batch
+  int next_flush = 0;              // sharded: first bucket that this micro-batch has not flushed
+  bool reduced = false;
+  Agreement agreed;
+  WireBytes wire_before;
+  float max_weight = 0;  // of this rank's fp16 weights so far
+
+  // engine_setup.cc
+  Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o);
+  void check_arguments();
+  void check_ranks_agree();
+  void make_groups();
+  void make_buckets();
+  void allocate(BucketState& b);
+  void log(const std::string& line) const;
+
+  // accumulate.cc
+  void add_gradient(int parameter, const void* gradient, DType dtype);
+  void add_slice(BucketState& b, int parameter, const PartLayout& layout, void* memory,
+                 const void* gradient, DType dtype);
+  void end_micro_batch();
+  void flush(BucketState& b);
+  void finish_flush(BucketState& b);
+  void flush_late_gradients();
+  void clear_gradients();
+
+  // reduce.cc
+  void reduce_gradients();
+  void start_reduction(BucketState& b);
+  void finish_reduction(BucketState& b);
+  void sum_shard(BucketState& b, float factor, float* out);
+  void sum_over(BucketState& b, Communicator& comm, std::int64_t elements, float factor,
+                float* values, std::string_view label);
+  void sum_tied();
+  float gradient_factor(const BucketState& b) const;
+
+  // boundary.cc
+  void agree();
+  ExactSum local_sum_squares();
+  void agree_on_use();
+  void name_bad_parameters();
+
+  // update.cc
+  std::uint32_t adam_segment(BucketState& b, const Segment& segment, bool commit);
+  std::uint32_t run_adam(BucketState& b, const Segment& segment, std::int64_t begin,
+                         std::int64_t elements, void* weight, const AdamScalars& scalars,
+                         bool commit);
+  AdamScalars scalars_for(const BucketState& b, int parameter) const;
+  float update_weights(bool commit);
+  bool weights_would_overflow();
+  void gather_weights(BucketState& b);
+  void reset_masters();
+  StepReport step();
+  WireBytes wire_total() const;
+
+  // state_access.cc
+  std::vector<float> full_state(int parameter, StateKind kind);
+  void decode_state(const BucketState& b, const Segment& s, std::int64_t at, StateKind kind,
+                    float* out);
+
+  Communicator* reduce_comm_of(int parameter) const;
+  int data_rank() const { return groups.data->rank(); }
+};
+
+}  // namespace zerofp8

@@ -1,0 +1,266 @@
+// Building an engine: checks before anything is allocated, then groups, buckets and buffers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "src/optim/engine_impl.h"
+#include "zerofp8/error.h"
+#include "zerofp8/random.h"
+
+namespace zerofp8 {
+namespace {
+
+Storage accumulator_storage(DType dtype) {
+  return dtype == DType::kFp16 ? Storage::kFp16Block : wire_storage(dtype);
+}
+
+Storage moment_storage(DType dtype) {
+  return dtype == DType::kUe4m4 ? Storage::kUe4m4Block : accumulator_storage(dtype);
+}
+
+int master_bits(MasterWeights master, DType weight) { return master_bytes(master, weight) * 8; }
+
+std::string shape_text(const ParameterSpec& spec) {
+  return fmt::format("({})", fmt::join(spec.shape, ", "));
+}
+
+bool wants_fp32_moments(const Settings& s, const ParameterSpec& spec) {
+  if (spec.fp32_moments) return true;
+  if (!moments_are_quantised(s) || s.fp32_moments_below == 0) return false;
+  return spec.shape.size() <= 1 || spec.numel() < s.fp32_moments_below;
+}
+
+}  // namespace
+
+Engine::Impl::Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o)
+    : settings(s),
+      parameters(std::move(p)),
+      groups(g),
+      options(std::move(o)),
+      scaler(s.loss_scale) {
+  check_arguments();
+  for (Parameter& parameter : parameters) {
+    parameter.spec.fp32_moments = wants_fp32_moments(settings, parameter.spec);
+  }
+  check_ranks_agree();
+  ops = &cpu_ops();
+  hyper = options.groups.empty() ? std::vector<AdamOptions>{settings.adam} : options.groups;
+  make_groups();
+  make_buckets();
+  for (const std::string& warning : settings.warnings) log("zerofp8: warning: " + warning);
+  wire_before = wire_total();
+}
+
+void Engine::Impl::log(const std::string& line) const {
+  if (groups.data->rank() != 0 || (groups.model != nullptr && groups.model->rank() != 0)) return;
+  if (options.log) {
+    options.log(line);
+  } else {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  }
+}
+
+void Engine::Impl::check_arguments() {
+  if (groups.data == nullptr) throw ArgumentError("groups.data is null; pass a communicator");
+  if (groups.data->size() != settings.launch.data_ranks) {
+    throw ArgumentError(
+        fmt::format("the config was resolved for {} data-parallel ranks, but groups.data has {}; "
+                    "resolve it with "
+                    "the launch that runs",
+                    settings.launch.data_ranks, groups.data->size()));
+  }
+  const int group_count = options.groups.empty() ? 1 : static_cast<int>(options.groups.size());
+  for (const Parameter& p : parameters) {
+    const ParameterSpec& spec = p.spec;
+    if (spec.dtype != settings.weight && spec.dtype != DType::kFp32) {
+      throw ArgumentError(
+          fmt::format("parameter \"{}\" is {}; the config says {} (and fp32 is allowed beside it): "
+                      "change /bf16/enabled "
+                      "or /fp16/enabled, or convert the parameter",
+                      spec.name, to_string(spec.dtype), to_string(settings.weight)));
+    }
+    if (spec.group < 0 || spec.group >= group_count) {
+      throw ArgumentError(fmt::format("parameter \"{}\" is in group {}, but there are {} groups",
+                                      spec.name, spec.group, group_count));
+    }
+    if (p.weight == nullptr && spec.numel() > 0) {
+      throw ArgumentError(fmt::format("parameter \"{}\": weight is null", spec.name));
+    }
+    if (!spec.reduce_group.empty() && groups.reduce.count(spec.reduce_group) == 0) {
+      throw ArgumentError(
+          fmt::format("parameter \"{}\": reduce group \"{}\" is not in groups.reduce", spec.name,
+                      spec.reduce_group));
+    }
+    if (!spec.tied.empty() && groups.tied.count(spec.tied) == 0) {
+      throw ArgumentError(fmt::format("parameter \"{}\": tied name \"{}\" is not in groups.tied",
+                                      spec.name, spec.tied));
+    }
+  }
+}
+
+// The same text on every rank, or an error that names the first difference; nothing was allocated
+// yet.
+void Engine::Impl::check_ranks_agree() {
+  const Settings& s = settings;
+  std::string text = fmt::format(
+      "stage {}\nshard ranks {}\naccumulation {} sharded {} error feedback {}\ngradient wire {}\n"
+      "weight {} master {}\nexp_avg {}\nexp_avg_sq {}\nblock size {}\nseed {}\nbuckets {} "
+      "{}\noverlap {}\n"
+      "clipping {}\nmicro-batches {}\nloss divided {}\nloss scale {} {}\n",
+      s.stage.value, s.shard_ranks.value, to_string(s.accumulation), s.accumulation_sharded.value,
+      s.error_feedback.value, to_string(s.gradient_wire), to_string(s.weight), to_string(s.master),
+      to_string(s.exp_avg), to_string(s.exp_avg_sq), s.block_size.value, s.seed.value,
+      s.reduce_bucket_size.value, s.allgather_bucket_size.value, s.overlap_comm.value,
+      s.gradient_clipping.value, s.batch.accumulation_steps, options.loss_is_divided,
+      s.loss_scale.value.enabled, s.loss_scale.value.initial);
+  if (groups.model != nullptr) check_same_on_all_ranks(*groups.model, "zerofp8 settings", text);
+  text += fmt::format("{} parameters\n", parameters.size());
+  for (const Parameter& p : parameters) {
+    text += fmt::format("parameter {} {} {} group {} reduce \"{}\" tied \"{}\"\n", p.spec.name,
+                        shape_text(p.spec), to_string(p.spec.dtype), p.spec.group,
+                        p.spec.reduce_group, p.spec.tied);
+  }
+  check_same_on_all_ranks(*groups.data, "zerofp8 settings and parameters", text);
+}
+
+void Engine::Impl::make_groups() {
+  const int ranks = groups.data->size();
+  if (is_hybrid(settings)) {
+    const int d = settings.shard_ranks;
+    const int rank = groups.data->rank();
+    shard_comm = groups.data->split(rank / d, rank);
+    replica_comm = groups.data->split(rank % d, rank);
+  }
+  reduce_comms = {groups.data};
+  for (const auto& [name, group] : groups.reduce) {
+    if (group.comm == nullptr)
+      throw ArgumentError("reduce group \"" + name + "\" has no communicator");
+    if (std::find(reduce_comms.begin(), reduce_comms.end(), group.comm) == reduce_comms.end()) {
+      reduce_comms.push_back(group.comm);
+    }
+  }
+  std::vector<ParameterSpec> specs;
+  for (const Parameter& p : parameters) specs.push_back(p.spec);
+  PartitionOptions po;
+  po.shard_ranks = settings.stage == 0 ? ranks : settings.shard_ranks.value;
+  po.block_size = settings.block_size;
+  po.bucket_elements = settings.reduce_bucket_size;
+  for (const auto& [name, group] : groups.reduce) po.group_shard_ranks[name] = group.comm->size();
+  partition = make_partition(specs, po);
+}
+
+void Engine::Impl::make_buckets() {
+  states.resize(parameters.size());
+  ModelSize size;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const ParameterSpec& spec = parameters[i].spec;
+    // Tied copies share their random stream, so that they stay equal.
+    states[i].name_hash = hash_name(spec.tied.empty() ? spec.name : spec.tied);
+    size.parameters += spec.numel();
+  }
+  buckets.resize(partition.buckets.size());
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    BucketState& b = buckets[i];
+    b.bucket = &partition.buckets[i];
+    const bool named = !b.bucket->reduce_group.empty();
+    const ReduceGroup group = named ? groups.reduce.at(b.bucket->reduce_group) : ReduceGroup{};
+    b.reduce_comm = named ? group.comm : groups.data;
+    b.shard_comm = !named && shard_comm ? shard_comm.get() : b.reduce_comm;
+    b.replica_comm = !named && replica_comm ? replica_comm.get() : nullptr;
+    b.first_replica = b.replica_comm == nullptr || b.replica_comm->rank() == 0;
+    b.tied_comm = b.bucket->tied.empty() ? nullptr : groups.tied.at(b.bucket->tied);
+    b.divisor = group.divisor > 0 ? group.divisor : b.reduce_comm->size();
+    b.shard_begin = b.shard_comm->rank() * b.bucket->shard_elements;
+    b.shard_end = b.shard_begin + b.bucket->shard_elements;
+    const bool everything = settings.stage == 0;
+    b.state_begin = everything ? 0 : b.shard_begin;
+    b.state_end = everything ? b.bucket->elements : b.shard_end;
+    b.shard_segments = segments_in(*b.bucket, b.shard_begin, b.shard_end);
+    b.state_segments = segments_in(*b.bucket, b.state_begin, b.state_end);
+    size.local_elements += b.bucket->elements;
+    size.shard_elements += b.state_elements();
+    if (b.bucket->fp32_moments) size.shard_elements_fp32_moments += b.state_elements();
+  }
+  size.buckets = static_cast<std::int64_t>(buckets.size());
+  plan = make_plan(settings, size);
+  for (BucketState& b : buckets) allocate(b);
+  reset_masters();
+}
+
+void Engine::Impl::allocate(BucketState& b) {
+  const int block = settings.block_size;
+  const std::int64_t n = b.state_elements();
+  const Storage acc = accumulator_storage(settings.accumulation);
+  const bool sharded = settings.accumulation_sharded;
+  const int ranks = b.shard_comm->size();
+  b.accumulator_layout = {acc, settings.error_feedback, sharded ? 1 : ranks, block,
+                          b.bucket->shard_elements};
+  b.staging_layout = {Storage::kFp32, false, ranks, block, b.bucket->shard_elements};
+  b.accumulator = Buffer(allocator, Component::kAccumulator,
+                         static_cast<std::size_t>(b.accumulator_layout.bytes()));
+  const bool fixed = b.tied_comm == nullptr && b.replica_comm == nullptr;
+  b.direct = fixed && (sharded || (ranks == 1 && acc == wire_storage(settings.gradient_wire)));
+  if (!b.direct && (sharded || acc != Storage::kFp32)) {
+    b.reduced =
+        Buffer(allocator, Component::kReducedGradient, static_cast<std::size_t>(n) * sizeof(float));
+  }
+  const DType m = b.bucket->fp32_moments ? DType::kFp32 : settings.exp_avg.value;
+  const DType v = b.bucket->fp32_moments ? DType::kFp32 : settings.exp_avg_sq.value;
+  const auto moment = [&](Component component, DType dtype, Buffer& memory) {
+    memory = Buffer(allocator, component,
+                    static_cast<std::size_t>(stored_bytes(component, dtype, n, block)));
+    const PartLayout layout{moment_storage(dtype), false, 1, block, n};
+    return layout.view(memory.data(), 0);
+  };
+  b.exp_avg = moment(Component::kExpAvg, m, b.exp_avg_memory);
+  b.exp_avg_sq = moment(Component::kExpAvgSq, v, b.exp_avg_sq_memory);
+  b.master_bits = master_bits(settings.master, b.bucket->dtype);
+  b.master = Buffer(allocator, Component::kMaster, static_cast<std::size_t>(n * b.master_bits / 8));
+}
+
+// Masters that equal the weights: remainders of zero, or an FP32 copy.
+void Engine::Impl::reset_masters() {
+  max_weight = 0;
+  for (BucketState& b : buckets) {
+    if (b.master_bits != 32) b.master.zero();
+    const int bytes = bytes_of(b.bucket->dtype);
+    for (const Segment& s : b.state_segments) {
+      const auto* weight = static_cast<const std::byte*>(parameters[s.parameter].weight) +
+                           s.parameter_offset * bytes;
+      if (b.master_bits == 32) {
+        ops->join_master(b.bucket->dtype, weight, 0, nullptr, b.master.as<float>() + s.offset,
+                         s.elements);
+      }
+      if (b.bucket->dtype != DType::kFp16) continue;
+      std::vector<float> values(static_cast<std::size_t>(s.elements));
+      ops->join_master(b.bucket->dtype, weight, 0, nullptr, values.data(), s.elements);
+      for (const float x : values) max_weight = std::max(max_weight, std::abs(x));
+    }
+  }
+}
+
+Communicator* Engine::Impl::reduce_comm_of(int parameter) const {
+  const Partition::Home home = partition.homes[parameter];
+  if (home.bucket >= 0) return buckets[home.bucket].reduce_comm;
+  const std::string& name = parameters[parameter].spec.reduce_group;
+  return name.empty() ? groups.data : groups.reduce.at(name).comm;
+}
+
+WireBytes Engine::Impl::wire_total() const {
+  std::set<const Communicator*> seen;
+  WireBytes total;
+  const auto count = [&](const Communicator* comm) {
+    if (comm != nullptr && seen.insert(comm).second) total += comm->bytes_sent();
+  };
+  count(groups.data);
+  count(groups.model);
+  count(shard_comm.get());
+  count(replica_comm.get());
+  for (const auto& [name, group] : groups.reduce) count(group.comm);
+  for (const auto& [name, comm] : groups.tied) count(comm);
+  return total;
+}
+
+}  // namespace zerofp8

@@ -1,0 +1,26 @@
+#include "src/optim/loss_scaler.h"
+
+#include <algorithm>
+
+namespace zerofp8 {
+
+void LossScaler::update(bool overflow) {
+  if (!options_.dynamic) return;
+  if (overflow) {
+    state_.clean_steps = 0;
+    if (state_.hysteresis_left > 1) {
+      --state_.hysteresis_left;
+    } else {
+      state_.scale = std::max(state_.scale / 2, options_.min_scale);
+    }
+    return;
+  }
+  if (options_.consecutive_hysteresis) state_.hysteresis_left = options_.hysteresis;
+  if (++state_.clean_steps >= options_.window) {
+    state_.clean_steps = 0;
+    state_.scale *= 2;
+    state_.hysteresis_left = options_.hysteresis;
+  }
+}
+
+}  // namespace zerofp8

@@ -1,0 +1,132 @@
+// At the boundary: from accumulators to the averaged gradient of this rank's state range.
+#include <algorithm>
+#include <string>
+
+#include "src/optim/engine_impl.h"
+#include "src/optim/parallel.h"
+
+namespace zerofp8 {
+namespace {
+
+constexpr std::uint32_t kNotFinite = 0x7F800000u;
+
+}  // namespace
+
+// 1 / (divisor * A * loss scale) in float64, rounded once. A = 1 where the trainer divided its
+// loss.
+float Engine::Impl::gradient_factor(const BucketState& b) const {
+  const double a =
+      options.loss_is_divided ? 1.0 : static_cast<double>(settings.batch.accumulation_steps);
+  return static_cast<float>(1.0 / (b.divisor * a * scaler.scale()));
+}
+
+// FP32 memory of the state range: the reduced buffer, or the FP32 accumulator itself.
+float* BucketState::reduced_values() {
+  if (!reduced.empty()) return reduced.as<float>();
+  if (accumulator_layout.storage != Storage::kFp32) return nullptr;
+  if (accumulator_layout.parts == 1) return accumulator.as<float>();
+  return accumulator.as<float>() + state_begin;  // FP32 parts lie side by side
+}
+
+void Engine::Impl::start_reduction(BucketState& b) {
+  if (b.direct || settings.accumulation_sharded) return;
+  b.in_flight =
+      std::make_unique<ReduceScatter>(*b.shard_comm, *ops, pool, b.accumulator_layout,
+                                      b.accumulator.data(), wire_storage(settings.gradient_wire));
+}
+
+// Sums the received parts (local accumulator) or decodes the shard (sharded one) into FP32.
+void Engine::Impl::sum_shard(BucketState& b, float factor, float* out) {
+  if (b.in_flight) b.in_flight->wait();
+  for (const Segment& s : b.shard_segments) {
+    const std::uint32_t amax = parallel_blocks(
+        s.padded, b.accumulator_layout.block, options.threads,
+        [&](std::int64_t begin, std::int64_t n) {
+          const std::int64_t at = s.offset + begin;
+          if (b.in_flight) return b.in_flight->sum(at, n, factor, out + at);
+          const View main = b.accumulator_layout.view(b.accumulator.data(), 0, at);
+          const View rest = b.accumulator_layout.residual_view(b.accumulator.data(), 0, at);
+          return ops->decode_sum(&main, rest ? &rest : nullptr, 1, factor, out + at, n,
+                                 b.accumulator_layout.block);
+        });
+    if (amax >= kNotFinite) states[s.parameter].bad_sum = true;
+  }
+  b.in_flight.reset();
+}
+
+// Hybrid sharding: ranks that hold the same shard add theirs in rank order.
+void Engine::Impl::sum_over(BucketState& b, Communicator& comm, std::int64_t elements, float factor,
+                            float* values, std::string_view label) {
+  const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
+  PooledBuffer all = pool.acquire(bytes * static_cast<std::size_t>(comm.size()));
+  comm.all_gather({reinterpret_cast<const std::byte*>(values), bytes},
+                  {all.data(), bytes * static_cast<std::size_t>(comm.size())},
+                  {.dtype = DType::kFp32, .label = label})
+      ->wait();
+  std::vector<View> parts;
+  for (int r = 0; r < comm.size(); ++r) {
+    parts.push_back({Storage::kFp32, all.as<float>() + r * elements, nullptr});
+  }
+  const int block = b.accumulator_layout.block;
+  parallel_blocks(elements, block, options.threads, [&](std::int64_t begin, std::int64_t n) {
+    std::vector<View> at;
+    for (const View& part : parts) at.push_back(part.at(begin, block));
+    return ops->decode_sum(at.data(), nullptr, comm.size(), factor, values + begin, n, block);
+  });
+}
+
+void Engine::Impl::finish_reduction(BucketState& b) {
+  const float factor = gradient_factor(b);
+  if (b.direct) {
+    b.gradient = {b.accumulator_layout.view(b.accumulator.data(), 0),
+                  b.accumulator_layout.residual_view(b.accumulator.data(), 0), factor};
+    return;
+  }
+  float* values = b.reduced_values();
+  float* shard = values + (b.shard_begin - b.state_begin);
+  const std::int64_t n = b.shard_end - b.shard_begin;
+  sum_shard(b, b.replica_comm != nullptr ? 1.0f : factor, shard);
+  if (b.replica_comm != nullptr) {
+    sum_over(b, *b.replica_comm, n, factor, shard, "gradient sum over shard groups");
+  }
+  if (b.state_elements() != n) {  // stage 0: every rank updates everything
+    const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(float);
+    b.shard_comm
+        ->all_gather({reinterpret_cast<const std::byte*>(shard), bytes},
+                     {reinterpret_cast<std::byte*>(values),
+                      static_cast<std::size_t>(b.state_elements()) * sizeof(float)},
+                     {.dtype = DType::kFp32, .label = "reduced gradient all-gather"})
+        ->wait();
+  }
+  b.gradient = {{Storage::kFp32, values, nullptr}, {}, 1.0f};
+}
+
+// Copies of a tied parameter on other stages: added in stage order, by name so that all stages
+// agree.
+void Engine::Impl::sum_tied() {
+  std::map<std::string, BucketState*> tied;
+  for (BucketState& b : buckets) {
+    if (b.tied_comm != nullptr) tied[b.bucket->tied] = &b;
+  }
+  for (auto& [name, b] : tied) {
+    sum_over(*b, *b->tied_comm, b->state_elements(), 1.0f, b->reduced_values(),
+             "tied gradient sum over stages");
+  }
+}
+
+void Engine::Impl::reduce_gradients() {
+  if (reduced) return;
+  if (open_micro_batch) end_micro_batch();
+  for (BucketState& b : buckets) {
+    start_reduction(b);
+    if (!settings.overlap_comm) finish_reduction(b);
+  }
+  if (settings.overlap_comm) {
+    for (BucketState& b : buckets) finish_reduction(b);
+  }
+  sum_tied();
+  agree();
+  reduced = true;
+}
+
+}  // namespace zerofp8

@@ -1,0 +1,242 @@
+// Clip, fused Adam over the state range, weight gather: the second half of a step.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "src/optim/adam_scalars.h"
+#include "src/optim/engine_impl.h"
+#include "src/optim/parallel.h"
+#include "zerofp8/error.h"
+#include "zerofp8/random.h"
+
+namespace zerofp8 {
+namespace {
+
+constexpr float kMaxFp16 = 65504.0f;
+
+float from_bits(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+Rounding exp_avg_rounding(Storage storage, double beta1) {
+  // Above this beta1, a moment that is rounded to nearest stalls (docs/numerics.md, "First
+  // moment").
+  if (storage == Storage::kFp32) return Rounding::kNearest;
+  return beta1 > 0.93 ? Rounding::kStochastic : Rounding::kMixed;
+}
+
+}  // namespace
+
+AdamScalars Engine::Impl::scalars_for(const BucketState& b, int parameter) const {
+  const ParameterState& state = states[parameter];
+  const bool exact = b.exp_avg.storage == Storage::kFp32 && b.exp_avg_sq.storage == Storage::kFp32;
+  AdamScalars s = adam_scalars(hyper[b.bucket->group], state.step, exact ? 0.0 : state.guard_c);
+  s.grad_factor = b.gradient.factor;
+  s.clip = static_cast<float>(clip_coefficient(agreed.norm, settings.gradient_clipping));
+  return s;
+}
+
+std::uint32_t Engine::Impl::run_adam(BucketState& b, const Segment& segment, std::int64_t begin,
+                                     std::int64_t elements, void* weight,
+                                     const AdamScalars& scalars, bool commit) {
+  const std::int64_t at = segment.offset + begin;  // in the state range
+  const int block = settings.block_size;
+  const ParameterState& state = states[segment.parameter];
+  AdamArgs args;
+  args.elements = elements;
+  args.block = block;
+  args.grad = b.gradient.main.at(at, block);
+  if (b.gradient.residual) args.grad_residual = b.gradient.residual.at(at, block);
+  args.exp_avg = b.exp_avg.at(at, block);
+  args.exp_avg_sq = b.exp_avg_sq.at(at, block);
+  args.weight_dtype = b.bucket->dtype;
+  args.weight = weight;
+  args.master_bits = b.master_bits;
+  args.master = b.master.data() + at * b.master_bits / 8;
+  args.scalars = scalars;
+  args.exp_avg_rounding = exp_avg_rounding(b.exp_avg.storage, hyper[b.bucket->group].beta1);
+  const auto offset = static_cast<std::uint64_t>(segment.parameter_offset + begin);
+  RandomKeyInput key{.seed = settings.seed,
+                     .step = static_cast<std::uint64_t>(applied),
+                     .purpose = Purpose::kMoments,
+                     .name_hash = state.name_hash};
+  args.moments = {random_key(key), offset};
+  key.purpose = Purpose::kWeight;
+  args.weights = {random_key(key), offset};
+  args.commit = commit;
+  return ops->adam(args);
+}
+
+std::uint32_t Engine::Impl::adam_segment(BucketState& b, const Segment& segment, bool commit) {
+  const AdamScalars scalars = scalars_for(b, segment.parameter);
+  const int block = settings.block_size;
+  const int bytes = bytes_of(b.bucket->dtype);
+  const std::int64_t whole = segment.elements / block * block;
+  auto* weight = static_cast<std::byte*>(parameters[segment.parameter].weight) +
+                 segment.parameter_offset * bytes;
+  std::uint32_t max_bits =
+      parallel_blocks(whole, block, options.threads, [&](std::int64_t begin, std::int64_t n) {
+        return run_adam(b, segment, begin, n, weight + begin * bytes, scalars, commit);
+      });
+  if (segment.elements > whole) {  // the parameter's last, partial block
+    std::array<std::byte, 256 * 4> padded{};
+    const auto tail = static_cast<std::size_t>((segment.elements - whole) * bytes);
+    std::memcpy(padded.data(), weight + whole * bytes, tail);
+    max_bits =
+        std::max(max_bits, run_adam(b, segment, whole, block, padded.data(), scalars, commit));
+    if (commit) std::memcpy(weight + whole * bytes, padded.data(), tail);
+  }
+  return max_bits;
+}
+
+// Returns max |new weight| over this rank's fp16 weights.
+float Engine::Impl::update_weights(bool commit) {
+  std::uint32_t max_bits = 0;
+  for (BucketState& b : buckets) {
+    for (const Segment& segment : b.state_segments) {
+      if (!states[segment.parameter].used_anywhere) continue;
+      const std::uint32_t bits = adam_segment(b, segment, commit);
+      if (b.bucket->dtype == DType::kFp16) max_bits = std::max(max_bits, bits);
+    }
+  }
+  return from_bits(max_bits);
+}
+
+// fp16 only: an update that would leave the range of fp16 is a skip on all ranks. The pass that
+// looks is run only where the bound |update| <= lr sqrt(C_t (1 - beta2^t)) / (1 - beta1^t) cannot
+// rule it out.
+bool Engine::Impl::weights_would_overflow() {
+  const bool any = std::any_of(parameters.begin(), parameters.end(),
+                               [](const Parameter& p) { return p.spec.dtype == DType::kFp16; });
+  std::int32_t overflow = 0;
+  if (any) {
+    const double bound = max_weight;
+    double largest = 0;
+    for (const BucketState& b : buckets) {
+      if (b.bucket->dtype != DType::kFp16) continue;
+      for (const Segment& s : b.state_segments) {
+        const AdamOptions& h = hyper[b.bucket->group];
+        const double t = static_cast<double>(states[s.parameter].step);
+        const double ratio = std::sqrt(states[s.parameter].guard_c * (1 - std::pow(h.beta2, t))) /
+                             (1 - std::pow(h.beta1, t));
+        largest = std::max(largest, std::fabs(h.lr) * (std::isfinite(ratio) ? ratio : kMaxFp16) +
+                                        std::fabs(h.lr * h.weight_decay) * bound);
+      }
+    }
+    if (bound + largest * 1.01 > kMaxFp16 * 0.99) {
+      overflow = !(update_weights(false) < 65520.0f);  // 65520 rounds to infinity; NaN counts
+    }
+  }
+  // The answer must be the same on all ranks even if only some hold fp16 weights.
+  groups.data->all_reduce(std::span(&overflow, 1), ReduceOp::kMax);
+  if (groups.model != nullptr) groups.model->all_reduce(std::span(&overflow, 1), ReduceOp::kMax);
+  return overflow != 0;
+}
+
+void Engine::Impl::gather_weights(BucketState& b) {
+  const int ranks = b.shard_comm->size();
+  if (ranks == 1 || b.state_elements() == b.bucket->elements) return;
+  const bool touched =
+      std::any_of(b.bucket->placements.begin(), b.bucket->placements.end(),
+                  [&](const Placement& p) { return states[p.parameter].used_anywhere; });
+  if (!touched) return;
+  const std::int64_t bytes = bytes_of(b.bucket->dtype);
+  const std::int64_t shard = b.bucket->shard_elements;
+  const std::int64_t block = settings.block_size;
+  const std::int64_t slice = std::clamp<std::int64_t>(
+      settings.allgather_bucket_size / ranks / block * block, block, shard);
+  const auto copy = [&](int rank, std::int64_t begin, std::int64_t n, std::byte* memory,
+                        bool pack) {
+    for (const Segment& s :
+         segments_in(*b.bucket, rank * shard + begin, rank * shard + begin + n)) {
+      auto* weight =
+          static_cast<std::byte*>(parameters[s.parameter].weight) + s.parameter_offset * bytes;
+      std::byte* packed = memory + s.offset * bytes;
+      const auto size = static_cast<std::size_t>(s.elements * bytes);
+      pack ? std::memcpy(packed, weight, size) : std::memcpy(weight, packed, size);
+    }
+  };
+  for (std::int64_t begin = 0; begin < shard; begin += slice) {
+    const std::int64_t n = std::min(slice, shard - begin);
+    const auto part = static_cast<std::size_t>(n * bytes);
+    const int me = b.shard_comm->rank();
+    PooledBuffer all = pool.acquire(part * static_cast<std::size_t>(ranks));
+    std::byte* own = all.data() + part * static_cast<std::size_t>(me);
+    std::memset(own, 0, part);
+    copy(me, begin, n, own, true);
+    b.shard_comm
+        ->all_gather({own, part}, {all.data(), part * static_cast<std::size_t>(ranks)},
+                     {.dtype = b.bucket->dtype, .label = "weight all-gather"})
+        ->wait();
+    for (int r = 0; r < ranks; ++r) {
+      if (r != me) copy(r, begin, n, all.data() + part * static_cast<std::size_t>(r), false);
+    }
+  }
+}
+
+StepReport Engine::Impl::step() {
+  reduce_gradients();
+  StepReport report;
+  report.micro_batches = micro_batches;
+  report.grad_norm = agreed.norm;
+  report.loss_scale = scaler.scale();
+  report.bad_parameter = agreed.bad_parameter;
+  report.bad_rank = agreed.bad_rank;
+  std::string reason = agreed.bad
+                           ? fmt::format("non-finite gradient in parameter \"{}\" on data rank {}",
+                                         agreed.bad_parameter, agreed.bad_rank)
+                           : "";
+  if (agreed.bad && scaler.at_floor()) {
+    const std::string list = agreed.bad_list;
+    const double scale = scaler.scale();
+    clear_gradients();
+    throw NumericError(fmt::format(
+        "the loss scale is at its floor ({}) and gradients are still not finite; parameters: {}; "
+        "lower "
+        "the learning rate, look at the data of this step, or lower /fp16/min_loss_scale",
+        scale, list));
+  }
+  if (!agreed.bad) {
+    const std::vector<ParameterState> before = states;
+    for (ParameterState& state : states) {
+      if (!state.used_anywhere) ++report.unused_parameters;
+    }
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      if (states[i].used_anywhere) {
+        advance(hyper[parameters[i].spec.group], states[i].step, states[i].guard_c);
+      }
+    }
+    if (weights_would_overflow()) {
+      states = before;
+      reason = "an fp16 weight would leave the range of fp16 (65504)";
+    } else {
+      report.clip_coefficient =
+          static_cast<float>(clip_coefficient(agreed.norm, settings.gradient_clipping));
+      max_weight = std::max(max_weight, update_weights(true));
+      for (BucketState& b : buckets) gather_weights(b);
+      report.applied = true;
+    }
+  }
+  report.clipped_norm = report.grad_norm * report.clip_coefficient;
+  scaler.update(agreed.bad);
+  (report.applied ? applied : skipped) += 1;
+  report.step = applied;
+  report.skipped_steps = skipped;
+  report.next_loss_scale = scaler.scale();
+  const WireBytes total = wire_total();
+  report.wire = total - wire_before;
+  wire_before = total;
+  clear_gradients();
+  if (!report.applied) {
+    log(fmt::format("zerofp8: step {} skipped: {} (loss scale {} -> {}; {} skipped so far)",
+                    applied + skipped, reason, report.loss_scale, report.next_loss_scale, skipped));
+  }
+  return report;
+}
+
+}  // namespace zerofp8
