@@ -124,12 +124,15 @@ class Engine {
   // between reduce_gradients() and step(); kExpAvgSq: v, also where its root is stored.
   std::vector<float> full_state(int parameter, StateKind kind);
 
-  // Saves this model slice's state into `directory` (created): safetensors shards + a JSON index.
-  // Written to a temporary name, synced, renamed. Collective over `data` (and `model`).
-  void save(const std::string& directory);
-  // Loads a directory written by save() on any number of ranks. Everything is checked before
-  // anything is overwritten. Throws CheckpointError, the same on every rank.
-  void load(const std::string& directory);
+  // Saves the state as a new folder ROOT/step-NNNNNNNN: safetensors shards and JSON indices, written to a
+  // temporary name, synced, renamed; then ROOT/latest names it. A kill at any time leaves the last
+  // complete checkpoint as it was. Collective; between steps only. Throws CheckpointError, the same on
+  // every rank.
+  void save(const std::string& root);
+  // Loads what ROOT/latest names (or ROOT itself, if it is one checkpoint), saved on any number of data
+  // ranks. Everything is checked before anything is overwritten. Hyper-parameters of the groups, loss
+  // scale, counters and weights come back too. Throws CheckpointError, the same on every rank.
+  void load(const std::string& root);
 
   struct Impl;
 

@@ -50,6 +50,8 @@ const std::vector<Parameter>& Engine::parameters() const { return impl_->paramet
 const Allocator& Engine::allocator() const { return impl_->allocator; }
 
 void Engine::weights_changed() { impl_->reset_masters(); }
+void Engine::save(const std::string& root) { impl_->save(root); }
+void Engine::load(const std::string& root) { impl_->load(root); }
 std::vector<float> Engine::full_state(int parameter, StateKind kind) {
   return impl_->full_state(parameter, kind);
 }

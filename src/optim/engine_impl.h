@@ -8,6 +8,7 @@
 
 #include "src/comm/buffer_pool.h"
 #include "src/optim/bucket_state.h"
+#include "src/optim/checkpoint.h"
 #include "src/optim/exact_sum.h"
 #include "src/optim/loss_scaler.h"
 #include "zerofp8/engine.h"
@@ -28,6 +29,18 @@ struct ParameterState {
   // received.
   bool bad_source = false, bad_sum = false;
   bool bad() const { return bad_source || bad_sum; }
+};
+
+// One component of one segment as it lies in memory and in a checkpoint.
+struct StoredTensor {
+  std::string component;  // "weight", "master", "exp_avg", "exp_avg.scale", ...
+  std::string dtype;      // safetensors name
+  std::byte* data = nullptr;
+  std::int64_t elements_per_item = 1;  // 1, or the block size for scales
+  std::int64_t item_bytes = 0;
+  std::int64_t items(std::int64_t elements) const {
+    return (elements + elements_per_item - 1) / elements_per_item;
+  }
 };
 
 // What all ranks agree on at the boundary.
@@ -109,6 +122,7 @@ struct Engine::Impl {
   bool weights_would_overflow();
   void gather_weights(BucketState& b);
   void reset_masters();
+  void scan_fp16_weights();
   StepReport step();
   WireBytes wire_total() const;
 
@@ -116,6 +130,15 @@ struct Engine::Impl {
   std::vector<float> full_state(int parameter, StateKind kind);
   void decode_state(const BucketState& b, const Segment& s, std::int64_t at, StateKind kind,
                     float* out);
+
+  // checkpoint_save.cc, checkpoint_load.cc
+  std::vector<StoredTensor> stored_tensors(BucketState& b, const Segment& s, std::int64_t at);
+  CheckpointFormat checkpoint_format() const;
+  int model_rank() const { return groups.model == nullptr ? 0 : groups.model->rank(); }
+  ModelIndex write_shard(const std::string& folder, const std::string& id);
+  void write_indices(const std::string& folder, const ModelIndex& mine);
+  void save(const std::string& root);
+  void load(const std::string& root);
 
   Communicator* reduce_comm_of(int parameter) const;
   int data_rank() const { return groups.data->rank(); }

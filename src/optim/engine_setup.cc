@@ -222,20 +222,31 @@ void Engine::Impl::allocate(BucketState& b) {
 
 // Masters that equal the weights: remainders of zero, or an FP32 copy.
 void Engine::Impl::reset_masters() {
-  max_weight = 0;
   for (BucketState& b : buckets) {
-    if (b.master_bits != 32) b.master.zero();
-    const int bytes = bytes_of(b.bucket->dtype);
+    if (b.master_bits != 32) {
+      b.master.zero();
+      continue;
+    }
     for (const Segment& s : b.state_segments) {
       const auto* weight = static_cast<const std::byte*>(parameters[s.parameter].weight) +
-                           s.parameter_offset * bytes;
-      if (b.master_bits == 32) {
-        ops->join_master(b.bucket->dtype, weight, 0, nullptr, b.master.as<float>() + s.offset,
-                         s.elements);
-      }
-      if (b.bucket->dtype != DType::kFp16) continue;
+                           s.parameter_offset * bytes_of(b.bucket->dtype);
+      ops->join_master(b.bucket->dtype, weight, 0, nullptr, b.master.as<float>() + s.offset,
+                       s.elements);
+    }
+  }
+  scan_fp16_weights();
+}
+
+// max |w| of this rank's fp16 weights: where the bound on overflow starts from.
+void Engine::Impl::scan_fp16_weights() {
+  max_weight = 0;
+  for (const BucketState& b : buckets) {
+    if (b.bucket->dtype != DType::kFp16) continue;
+    for (const Segment& s : b.state_segments) {
+      const auto* weight = static_cast<const std::uint16_t*>(parameters[s.parameter].weight);
       std::vector<float> values(static_cast<std::size_t>(s.elements));
-      ops->join_master(b.bucket->dtype, weight, 0, nullptr, values.data(), s.elements);
+      ops->join_master(DType::kFp16, weight + s.parameter_offset, 0, nullptr, values.data(),
+                       s.elements);
       for (const float x : values) max_weight = std::max(max_weight, std::abs(x));
     }
   }
