@@ -1,1 +1,10 @@
-
+zerofp8_test(config_keys_test zerofp8_config)
+zerofp8_test(config_resolve_test zerofp8_config)
+zerofp8_test(support_table_test zerofp8_config)
+zerofp8_test(plan_test zerofp8_config nlohmann_json::nlohmann_json)
+if(TARGET zerofp8_cli)
+  zerofp8_test(cli_test nlohmann_json::nlohmann_json)
+  add_dependencies(cli_test zerofp8_cli)
+  target_compile_definitions(cli_test PRIVATE ZEROFP8_CLI_PATH="$<TARGET_FILE:zerofp8_cli>"
+                                              ZEROFP8_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+endif()

@@ -117,7 +117,7 @@ constexpr Key kKeys[] = {
     {"/zero_optimization/allgather_bucket_size", kInteger, "500000000", at_least(1), kOurs,
      "Elements gathered in one call when updated weights are sent to all ranks."},
     {"/zero_optimization/overlap_comm", kBool, "false", or_null({}), kOurs,
-     "Whether reductions run while the backward pass goes on; results have the same bits."},
+     "Whether reductions may run while the backward pass goes on; results have the same bits."},
     {"/zero_optimization/zero_hpz_partition_size", kInteger, "1", between(1, kMaxRanks), kOurs,
      "DeepSpeed's spelling of /zerofp8/shard_group_size; 1 means not set."},
     {"/zero_optimization/offload_optimizer", kObject, "", or_null({}), kOurs,

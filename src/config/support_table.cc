@@ -65,16 +65,19 @@ Verdict row_verdict(const Cell& cell) {
   return kNotYet;  // a format that no row lists
 }
 
-std::string describe(const Cell& from, const Cell& to) {
-  constexpr std::string_view kModels[] = {"neither bf16 nor fp16", "bf16 alone", "fp16 alone", ""};
+// What changed beside the model's flags.
+std::string rest_text(const Cell& from, const Cell& to) {
   std::string text;
-  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : " and ") + part; };
-  if (to.model != from.model) add(std::string(kModels[static_cast<int>(to.model)]));
-  if (to.stage != from.stage) add(fmt::format("stage {}", to.stage));
+  if (to.stage != from.stage) text = fmt::format("stage {}", to.stage);
   if (to.sharded != from.sharded) {
-    add(to.sharded ? fmt::format("sharded: {}", *to.sharded) : std::string("no sharded key"));
+    text += fmt::format("{}no sharded key", text.empty() ? "" : " and ");
   }
   return text;
+}
+
+void add_once(std::vector<std::string>& texts, const std::string& text) {
+  if (text.empty() || std::find(texts.begin(), texts.end(), text) != texts.end()) return;
+  texts.push_back(text);
 }
 
 // Cells that differ in the model's flags, the stage or the sharded key.
@@ -99,20 +102,28 @@ std::vector<Cell> neighbours(const Cell& cell) {
 }
 
 std::string nearest_text(const Cell& cell) {
-  std::string text;
+  constexpr std::string_view kModels[] = {"neither bf16 nor fp16", "bf16 alone", "fp16 alone", ""};
+  std::vector<std::string> models, rests;
   for (const Cell& other : nearest_running(cell)) {
-    text += (text.empty() ? "" : ", ") + describe(cell, other);
+    if (other.model != cell.model) {
+      add_once(models, std::string(kModels[static_cast<int>(other.model)]));
+    }
+    add_once(rests, rest_text(cell, other));
   }
-  return "nearest that run: " + text;
+  const bool both = !models.empty() && !rests.empty();
+  return fmt::format("nearest that run: {}{}{}", fmt::join(models, ", "),
+                     both ? ", each with " : "", fmt::join(rests, ", "));
 }
 
 [[noreturn]] void throw_sharding(const Cell& cell) {
   std::string allowed;
   for (const ShardedRow& row : kShardedRows) {
-    allowed += fmt::format("{}sharded: {} at stages", allowed.empty() ? "" : ", ", row.sharded);
+    std::vector<int> stages;
     for (const StageRow& stage : kStageRows) {
-      if (row.stages & bit(stage.stage)) allowed += fmt::format(" {}", stage.stage);
+      if (row.stages & bit(stage.stage)) stages.push_back(stage.stage);
     }
+    allowed += fmt::format("{}sharded: {} at stages {}", allowed.empty() ? "" : "; ", row.sharded,
+                           fmt::join(stages, ", "));
   }
   throw ConfigError(
       "/gradient_accumulation_dtype/sharded",

@@ -1,0 +1,225 @@
+// The zerofp8 command as a user runs it: exit codes, what goes to which stream, and JSON that
+// parses.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+namespace {
+
+struct Result {
+  int code = -1;
+  std::string out, err;
+};
+
+std::string file_text(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class Cli : public testing::Test {
+ protected:
+  std::string path(const std::string& name) const {
+    return testing::TempDir() + "zerofp8_cli_" + std::to_string(getpid()) + "_" + name;
+  }
+  std::string config(const std::string& text) const {
+    std::ofstream(path("config.json")) << text;
+    return path("config.json");
+  }
+  Result run(const std::string& arguments, const std::string& environment = "") const {
+    const std::string command = environment + " " ZEROFP8_CLI_PATH " " + arguments + " >" +
+                                path("out") + " 2>" + path("err") + " </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, file_text(path("out")),
+            file_text(path("err"))};
+  }
+  void TearDown() override {
+    for (const char* name : {"config.json", "out", "err"}) std::remove(path(name).c_str());
+  }
+};
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+constexpr const char* kO2 =
+    R"({"bf16":{"enabled":true},"zero_optimization":{"stage":2},"zerofp8":{"opt_level":"O2"}})";
+
+TEST_F(Cli, HelpGoesToStdout) {
+  for (const char* arguments :
+       {"--help", "plan --help", "check --help", "matrix --help", "schema --help"}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.code, 0) << arguments;
+    EXPECT_HAS(result.out, "Usage");
+    EXPECT_EQ(result.err, "");
+  }
+}
+
+TEST_F(Cli, UsageMistakesAreBadInputOnStderr) {
+  const std::string file = config(kO2);
+  for (const std::string& arguments : {std::string(""),
+                                       std::string("nonsense"),
+                                       std::string("plan"),
+                                       "plan " + file + " --params",
+                                       "plan " + file + " --params seven",
+                                       "plan " + file + " --params 0",
+                                       "plan " + file + " --params 1.5",
+                                       "plan " + file + " --params -7e9",
+                                       "plan " + file + " --params 1e300",
+                                       "plan " + file + " --params 7GB",
+                                       "plan " + file + " --params nan",
+                                       "plan " + file + " --memory 80XB",
+                                       "plan " + file + " --world 0",
+                                       "plan " + file + " --world 6 --pipeline 4",
+                                       "plan " + file + " --world x",
+                                       "plan " + file + " --opt-level O4",
+                                       "plan " + file + " --unknown",
+                                       "check " + file + " extra",
+                                       std::string("check /nonexistent"),
+                                       std::string("check /"),
+                                       std::string("matrix --json")}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.code, 2) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+    EXPECT_NE(result.err, "") << arguments;
+  }
+}
+
+TEST_F(Cli, ConfigMistakesAreBadInputOnStderr) {
+  for (const char* text :
+       {R"({"train_batch_size":4,"gradient_acumulation_dtype":"fp32"})",
+        R"({"zero_optimization":{"reduce_bukcet_size":5}})", R"({"bf16":{"loss_scale":0}})",
+        R"({"gradient_clipping":"auto"})", R"({"bf16":{"enabled":"true"}})",
+        R"({"gradient_accumulation_dtype":"fp7"})", R"({"a":1,"a":2})", R"({)", "",
+        R"({"bf16":{"enabled":true},"fp16":{"enabled":true}})",
+        R"({"gradient_accumulation_dtype":{"sharded":true}})",
+        R"({"optimizer":{"type":"AdamW","params":{"adam_w_mode":false}}})"}) {
+    const std::string file = config(text);
+    for (const char* command : {"check ", "plan "}) {
+      const Result result = run(command + file);
+      EXPECT_EQ(result.code, 2) << text;
+      EXPECT_EQ(result.out, "") << text;
+      EXPECT_HAS(result.err, "zerofp8: " + file + ": ");
+      EXPECT_HAS(result.err, "allowed: ");
+    }
+  }
+}
+
+TEST_F(Cli, WhatDoesNotRunYetIsOne) {
+  for (const char* text : {R"({"zero_optimization":{"stage":3}})",
+                           R"({"zerofp8":{"weight_communication_dtype":"fp8"}})",
+                           R"({"zerofp8":{"overrides":[{}]}})"}) {
+    const Result result = run("check " + config(text));
+    EXPECT_EQ(result.code, 1) << text;
+    EXPECT_EQ(result.out, "");
+    EXPECT_HAS(result.err, "not yet supported");
+  }
+}
+
+TEST_F(Cli, CheckShowsWhatItResolvesTo) {
+  const Result result = run("check " + config(kO2) + " --world 8 --pipeline 2");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_HAS(result.out, "level O2");
+  EXPECT_HAS(result.out, "4 data x 2 pipeline x 1 tensor");
+  EXPECT_HAS(result.out, ": ok");
+}
+
+TEST_F(Cli, CheckUsesTheNumberOfRanks) {
+  const std::string file = config(
+      R"({"train_batch_size":32,"train_micro_batch_size_per_gpu":2,"gradient_accumulation_steps":4})");
+  EXPECT_EQ(run("check " + file + " --world 4").code, 0);
+  EXPECT_EQ(run("check " + file + " --world 8").code, 2);
+  EXPECT_EQ(run("check " + file + " --world 8 --tensor 2").code, 0);
+}
+
+TEST_F(Cli, OptLevelArgumentMustAgreeWithTheFile) {
+  EXPECT_EQ(run("check " + config("{}") + " --opt-level O3").code, 0);
+  EXPECT_EQ(run("check " + config(kO2) + " --opt-level O2").code, 0);
+  const Result result = run("check " + config(kO2) + " --opt-level O3");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_HAS(result.err, "argument opt_level says O3");
+}
+
+TEST_F(Cli, PlanAsJson) {
+  const Result result =
+      run("plan " + config(kO2) + " --params 7e9 --world 64 --pipeline 4 --tensor 2 --json");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(result.err, "");
+  const nlohmann::json json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["size"]["parameters"], 875'000'000);
+  EXPECT_EQ(json["launch"]["data_ranks"], 8);
+  EXPECT_EQ(json["settings"]["exp_avg_dtype"]["value"], "fp8_e4m3");
+  EXPECT_GT(json["totals"]["wire_bytes_per_step"], 0);
+}
+
+TEST_F(Cli, SizesInAnyUsualSpelling) {
+  const std::string file = config("{}");
+  const auto parameters = [&](const std::string& text) {
+    const Result result = run("plan " + file + " --json --params " + text);
+    return nlohmann::json::parse(result.out)["size"]["parameters"].get<std::int64_t>();
+  };
+  EXPECT_EQ(parameters("7e9"), 7'000'000'000);
+  EXPECT_EQ(parameters("7B"), 7'000'000'000);
+  EXPECT_EQ(parameters("1.3b"), 1'300'000'000);
+  EXPECT_EQ(parameters("350M"), 350'000'000);
+  EXPECT_EQ(parameters("12k"), 12'000);
+  EXPECT_EQ(parameters("1000000007"), 1'000'000'007);
+  EXPECT_EQ(parameters("1T"), 1'000'000'000'000);
+}
+
+TEST_F(Cli, MemoryThatDoesNotSufficeIsOne) {
+  const std::string file = config(R"({"bf16":{"enabled":true}})");  // 16 bytes per parameter
+  EXPECT_EQ(run("plan " + file + " --params 5e9 --memory 80GB").code, 0);
+  EXPECT_EQ(run("plan " + file + " --params 5000001000 --memory 80GB").code, 1);
+  EXPECT_EQ(run("plan " + file + " --params 5368709120 --memory 80GiB").code, 0);
+  const Result result = run("plan " + file + " --params 7B --memory '80 GB'");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_HAS(result.err, "does not fit");
+  EXPECT_HAS(result.err, "112000000000 bytes per rank of 80000000000");
+}
+
+TEST_F(Cli, NoColorsWhereThereIsNoTerminal) {
+  const std::string file = config(kO2);
+  for (const char* environment : {"", "NO_COLOR=1", "TERM=xterm-256color"}) {
+    EXPECT_EQ(run("plan " + file, environment).out.find('\x1b'), std::string::npos);
+  }
+}
+
+TEST_F(Cli, MatrixPlainAndMarkdown) {
+  const Result plain = run("matrix"), markdown = run("matrix --markdown");
+  EXPECT_EQ(plain.code, 0);
+  EXPECT_HAS(plain.out, "NotSupported");
+  EXPECT_HAS(markdown.out, "| bf16 | fp16 | accumulation |");
+  EXPECT_EQ(plain.err + markdown.err, "");
+}
+
+TEST_F(Cli, SchemaIsJsonWithEveryBlock) {
+  const Result result = run("schema");
+  EXPECT_EQ(result.code, 0);
+  const nlohmann::json schema = nlohmann::json::parse(result.out);
+  EXPECT_EQ(schema["additionalProperties"], false);
+  const nlohmann::json& properties = schema["properties"];
+  for (const char* block : {"bf16", "fp16", "zero_optimization", "optimizer", "zerofp8"}) {
+    EXPECT_TRUE(properties.contains(block)) << block;
+  }
+  EXPECT_EQ(properties["zero_optimization"]["properties"]["stage"]["maximum"], 3);
+  EXPECT_EQ(properties["zerofp8"]["properties"]["block_size"]["default"], 128);
+  EXPECT_FALSE(properties["bf16"]["properties"].contains("loss_scale"));
+  EXPECT_TRUE(properties["train_batch_size"]["anyOf"].is_array());
+}
+
+// docs/ holds what the command prints.
+TEST_F(Cli, DocsAreUpToDate) {
+  EXPECT_EQ(run("schema").out, file_text(ZEROFP8_SOURCE_DIR "/docs/config.schema.json"))
+      << "run: zerofp8 schema > docs/config.schema.json";
+  EXPECT_EQ(run("schema --reference").out, file_text(ZEROFP8_SOURCE_DIR "/docs/config.md"))
+      << "run: zerofp8 schema --reference > docs/config.md";
+}
+
+}  // namespace
