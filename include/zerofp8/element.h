@@ -103,15 +103,15 @@ ZEROFP8_HD std::uint32_t magnitude_nearest(std::uint32_t sat) {
   return sat < F::kMinNormal ? sub : normal;
 }
 
-// Stochastic below the smallest normal value: floor(x / ulp + u), made as nearest(x / ulp + u -
-// 1/2).
+// Stochastic below the smallest normal value: floor(x / ulp + u) in fixed point with 17 fraction
+// bits, u = (2 r16 + 1) / 2^17. In floating point the sum of a large fp16 subnormal and a draw
+// would itself be rounded and could move a representable value.
 template <DType kDtype>
 ZEROFP8_HD std::uint32_t magnitude_stochastic_subnormal(std::uint32_t sat, std::uint32_t r16) {
   using F = Mini<kDtype>;
-  const float ulp = float_of(std::uint32_t(127 + 1 - F::kBias - F::kM) << 23);
-  const float one_plus_u = float_of(0x3F800000u | (r16 << 7) | 0x40u);
-  const float shifted = fma_rn(one_plus_u, ulp, fma_rn(-1.5f, ulp, float_of(sat)));
-  return bits_of(shifted + float_of(F::kMagic)) - F::kMagic;
+  const float fixed_one = float_of(std::uint32_t(127 + 17 - (1 - F::kBias - F::kM)) << 23);
+  const float fixed = float_of(min_u32(sat, F::kMinNormal)) * fixed_one;  // below 2^28
+  return (static_cast<std::uint32_t>(static_cast<std::int32_t>(fixed)) + 2u * r16 + 1u) >> 17;
 }
 
 template <DType kDtype>
