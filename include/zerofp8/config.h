@@ -137,6 +137,7 @@ class Config {
   const Impl& impl() const { return *impl_; }
 
  private:
+  Config() = default;
   std::shared_ptr<const Impl> impl_;
 };
 

@@ -39,6 +39,8 @@ struct Config::Impl {
 
 // Checks every key of a parsed document against the key table. Throws ConfigError.
 void check_document(const JsonNode& root, Config::Impl& impl);
+// Sets value->data; false if the node does not fit the row.
+bool read_value(const Key& key, const JsonNode& node, Value* value);
 // A value as it may be shown in a message: JSON text, cut after 60 characters.
 std::string shown(const JsonNode& node);
 // A member's name as a part of a JSON pointer (RFC 6901).

@@ -1,16 +1,10 @@
-// The arithmetic of the plan: what every component costs and what travels in one step.
+// The plan's rows and collectives from settings and sizes.
 #include "zerofp8/plan.h"
 
 #include <fmt/format.h>
 
-#include "zerofp8/error.h"
-
 namespace zerofp8 {
 namespace {
-
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 std::string storage_text(const Settings& s, Component component, DType dtype) {
   std::string text(to_string(dtype));
@@ -171,71 +165,6 @@ void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
 }
 
 }  // namespace
-
-bool is_block_scaled(Component component, DType dtype) {
-  switch (component) {
-    case Component::kAccumulator:
-    case Component::kExpAvg:
-    case Component::kExpAvgSq:
-      return is_fp8(dtype) || dtype == DType::kFp16;
-    case Component::kReducedGradient:
-    case Component::kMaster:
-    case Component::kTransient:
-      return false;
-  }
-  return false;
-}
-
-std::int64_t stored_bytes(Component component, DType dtype, std::int64_t elements, int block_size) {
-  std::int64_t bytes = elements * bytes_of(dtype);
-  if (is_block_scaled(component, dtype)) bytes += round_up(elements, block_size) / block_size * 4;
-  return bytes;
-}
-
-int master_bytes(MasterWeights master, DType weight) {
-  if (weight == DType::kFp32) return 0;
-  constexpr int kBytes[] = {0, 1, 2, 4};
-  return kBytes[static_cast<int>(master)];
-}
-
-int reduction_ranks(const Settings& s) {
-  return s.stage == 0 ? s.launch.data_ranks : s.shard_ranks.value;
-}
-
-bool is_hybrid(const Settings& s) { return s.stage > 0 && s.shard_ranks < s.launch.data_ranks; }
-
-bool moments_are_quantised(const Settings& s) {
-  return s.exp_avg != DType::kFp32 || s.exp_avg_sq != DType::kFp32;
-}
-
-bool reduced_gradient_needs_buffer(const Settings& s) {
-  // A sharded accumulator already holds reduced gradients, but the sum over replicas is FP32.
-  if (s.accumulation_sharded) return is_hybrid(s);
-  if (s.accumulation == DType::kFp32) return false;  // the reduced shard overwrites it
-  // One rank whose wire format is the accumulator's: nothing changes on the way. fp16 does change,
-  // its accumulator has block scales and its wire has not.
-  const bool unchanged = s.gradient_wire.value == s.accumulation.value;
-  return !(s.launch.data_ranks == 1 && unchanged && s.accumulation != DType::kFp16);
-}
-
-std::int64_t gradient_message_bytes(const Settings& s, std::int64_t elements) {
-  std::int64_t bytes = elements * bytes_of(s.gradient_wire);
-  if (!is_fp8(s.gradient_wire)) return bytes;
-  bytes += round_up(elements, s.block_size) / s.block_size * 4;
-  return s.error_feedback ? 2 * bytes : bytes;
-}
-
-ModelSize uniform_size(std::int64_t parameters, const Settings& s) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 50;
-  if (parameters < 1 || parameters > kMost) {
-    throw ArgumentError(fmt::format("{} parameters: must be between 1 and 2^50", parameters));
-  }
-  const std::int64_t unit = std::int64_t{reduction_ranks(s)} * s.block_size;
-  ModelSize size{.parameters = parameters, .local_elements = round_up(parameters, unit)};
-  size.shard_elements = size.local_elements / s.shard_ranks;
-  size.buckets = (size.local_elements - 1) / s.reduce_bucket_size + 1;
-  return size;
-}
 
 Plan make_plan(const Settings& s, const ModelSize& size) {
   Plan plan{.settings = s, .size = size};

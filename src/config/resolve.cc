@@ -27,7 +27,11 @@ Setting<OptLevel> resolve_level(const Reader& read, const Arguments& arguments) 
 
 Setting<double> resolve_clipping(const Reader& read, const Arguments& arguments) {
   constexpr std::string_view kPath = "/gradient_clipping";
-  if (!read.is_auto(kPath)) return read.number(kPath);
+  if (!read.is_auto(kPath)) {
+    Setting<double> clipping = read.number(kPath);
+    if (clipping.origin == Origin::kDefault) clipping.where = "off";
+    return clipping;
+  }
   if (!arguments.auto_gradient_clipping) Reader::unresolved_auto(*read.written().find(kPath));
   return {*arguments.auto_gradient_clipping, Origin::kArgument, "gradient_clipping"};
 }
