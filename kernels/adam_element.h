@@ -24,12 +24,12 @@ ZEROFP8_HD float adam_first(float m, float g, const AdamScalars& s) {
 // `v` is the stored second moment; `guarded` is m'^2 / C_t or 0.
 ZEROFP8_HD float adam_second(float v, float g, float m, const AdamScalars& s) {
   const float fresh = fma_rn(s.beta2, v, (s.one_minus_beta2 * g) * g);
-  const float guarded = (m * m) * s.guard;
+  const float guarded = m * (m * s.guard);  // not m * m first: inf * 0 would be NaN without a guard
   return fresh > guarded ? fresh : guarded;
 }
 ZEROFP8_HD float adam_second_of_root(float r, float g, float m, const AdamScalars& s) {
   const float fresh = fma_rn(s.beta2 * r, r, (s.one_minus_beta2 * g) * g);
-  const float guarded = (m * m) * s.guard;
+  const float guarded = m * (m * s.guard);
   return fresh > guarded ? fresh : guarded;
 }
 ZEROFP8_HD float adam_weight(float p, float m, float root, const AdamScalars& s) {

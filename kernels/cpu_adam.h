@@ -46,17 +46,6 @@ ZEROFP8_INLINE void load_master(DType dtype, const void* weight, int master_bits
   }
 }
 
-// Stochastic rounding into an fp16 weight; an overflow is infinity, never the largest finite value.
-ZEROFP8_INLINE void store_fp16_stochastic(const float* p, std::uint16_t* out, int n,
-                                          const Draws draws) {
-  for (int i = 0; i < n; ++i) {
-    const std::uint32_t a = bits_of(p[i]) & kAbsMask;
-    const std::uint32_t code = encode_stochastic<DType::kFp16>(p[i], draws[i] >> 16);
-    const std::uint32_t over = a > 0x477FE000u && a <= kInfBits;  // beyond 65504
-    out[i] = static_cast<std::uint16_t>(over ? (code & 0x8000u) | 0x7C00u : code);
-  }
-}
-
 // `draws` is null to round to nearest where no remainder is kept.
 ZEROFP8_INLINE void store_master(const float* p, DType dtype, void* weight, int master_bits,
                                  void* rest, int n, const std::uint32_t* draws) {
@@ -65,12 +54,8 @@ ZEROFP8_INLINE void store_master(const float* p, DType dtype, void* weight, int 
     encode_block(p, 0, {Storage::kFp32, rest, nullptr}, n, Rounding::kNearest, draws, true);
   if (master_bits == 0 || master_bits == 32 || dtype == DType::kFp32) {
     const bool stochastic = draws != nullptr && master_bits == 0;
-    if (dtype == DType::kFp16 && stochastic) {
-      store_fp16_stochastic(p, static_cast<std::uint16_t*>(weight), n, draws);
-    } else {
-      encode_block(p, 0, out, n, stochastic ? Rounding::kStochastic : Rounding::kNearest, draws,
-                   true);
-    }
+    encode_block(p, 0, out, n, stochastic ? Rounding::kStochastic : Rounding::kNearest, draws,
+                 true);
   } else if (dtype == DType::kBf16) {
     if (master_bits == 16) split_block<DType::kBf16, 16, std::uint16_t>(p, weight, rest, n);
     if (master_bits == 8) split_block<DType::kBf16, 8, std::uint8_t>(p, weight, rest, n);

@@ -101,6 +101,19 @@ ZEROFP8_INLINE void encode_codes(const float* x, float inverse, void* codes, int
   }
 }
 
+ZEROFP8_INLINE void encode_plain_fp16(const float* x, std::uint16_t* out, int n, Rounding rounding,
+                                      const Draws draws, bool high) {
+  const int shift = high ? 16 : 0;
+  if (rounding == Rounding::kStochastic) {
+    for (int i = 0; i < n; ++i) {
+      out[i] = static_cast<std::uint16_t>(
+          encode_fp16_ieee_stochastic(x[i], (draws[i] >> shift) & 0xFFFFu));
+    }
+  } else {
+    for (int i = 0; i < n; ++i) out[i] = static_cast<std::uint16_t>(encode_fp16_ieee(x[i]));
+  }
+}
+
 // Encodes one block with its own fresh scale. `amax`: bits of max |x| of the block.
 ZEROFP8_INLINE void encode_block(const float* __restrict x, std::uint32_t amax, const View& out,
                                  int n, Rounding rounding, const Draws draws, bool high) {
@@ -114,10 +127,7 @@ ZEROFP8_INLINE void encode_block(const float* __restrict x, std::uint32_t amax, 
       encode_codes<DType::kBf16, std::uint16_t>(x, 1.0f, out.codes, n, rounding, draws, high);
       break;
     case Storage::kFp16:
-      for (int i = 0; i < n; ++i) {
-        static_cast<std::uint16_t*>(out.codes)[i] =
-            static_cast<std::uint16_t>(encode_fp16_ieee(x[i]));
-      }
+      encode_plain_fp16(x, static_cast<std::uint16_t*>(out.codes), n, rounding, draws, high);
       break;
     case Storage::kFp16Block:
       encode_codes<DType::kFp16, std::uint16_t>(x, s.inverse, out.codes, n, rounding, draws, high);

@@ -16,12 +16,13 @@
 namespace zerofp8::cpu {
 namespace {
 
-// Subnormal FP32 values keep their IEEE meaning even where the program flushes them to zero.
-class KeepSubnormals {
+// IEEE arithmetic inside a kernel whatever the program has set: round to nearest, subnormals kept,
+// no traps. The program's mode and sticky flags are put back.
+class IeeeMode {
  public:
 #if defined(__SSE__)
-  KeepSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ & ~0x8040u); }
-  ~KeepSubnormals() { _mm_setcsr(saved_); }
+  IeeeMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80u); }
+  ~IeeeMode() { _mm_setcsr(saved_); }
 
  private:
   unsigned saved_;
@@ -52,7 +53,7 @@ ZEROFP8_INLINE std::uint32_t encode_all(const float* x, View out, std::int64_t n
 
 std::uint32_t encode_op(const float* x, View out, std::int64_t n, int block, Rounding rounding,
                         RandomStream stream) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   return with_block(
       block, [&](int b) __attribute__((always_inline)) {
         return encode_all(x, out, n, b, rounding, stream);
@@ -60,7 +61,7 @@ std::uint32_t encode_op(const float* x, View out, std::int64_t n, int block, Rou
 }
 
 void decode_op(View in, float* out, std::int64_t n, int block) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   for (std::int64_t at = 0; at < n; at += block) {
     const int len = n - at < block ? static_cast<int>(n - at) : block;
     decode_block(in.at(at, block), out + at, len);
@@ -98,7 +99,7 @@ ZEROFP8_INLINE std::uint32_t accumulate_all(View acc, View residual, View gradie
 
 std::uint32_t accumulate_op(View acc, View residual, View gradient, std::int64_t n, int block,
                             Rounding rounding, RandomStream stream) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   return with_block(
       block, [&](int b) __attribute__((always_inline)) {
         return accumulate_all(acc, residual, gradient, n, b, rounding, stream);
@@ -131,7 +132,7 @@ ZEROFP8_INLINE std::uint32_t decode_sum_all(const View* parts, const View* resid
 
 std::uint32_t decode_sum_op(const View* parts, const View* residuals, int count, float factor,
                             float* out, std::int64_t n, int block) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   return with_block(
       block, [&](int b) __attribute__((always_inline)) {
         return decode_sum_all(parts, residuals, count, factor, out, n, b);
@@ -155,7 +156,7 @@ ZEROFP8_INLINE double sum_block_squares(const float* x, int n) {
 
 std::uint32_t sum_squares_op(View x, View residual, float factor, double* out, std::int64_t n,
                              int block) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   alignas(64) Scratch value, rest;
   std::uint32_t amax = 0;
   for (std::int64_t at = 0; at < n; at += block) {
@@ -172,14 +173,14 @@ std::uint32_t sum_squares_op(View x, View residual, float factor, double* out, s
 }
 
 std::uint32_t adam_op(const AdamArgs& args) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   return with_block(
       args.block, [&](int b) __attribute__((always_inline)) { return adam_blocks(args, b); });
 }
 
 void split_master_op(const float* master, DType dtype, void* weight, int master_bits, void* rest,
                      std::int64_t n) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   for (std::int64_t at = 0; at < n; at += kMaxBlock) {
     const int len = n - at < kMaxBlock ? static_cast<int>(n - at) : kMaxBlock;
     store_master(master + at, dtype, static_cast<char*>(weight) + at * bytes_of(dtype), master_bits,
@@ -189,7 +190,7 @@ void split_master_op(const float* master, DType dtype, void* weight, int master_
 
 void join_master_op(DType dtype, const void* weight, int master_bits, const void* rest, float* out,
                     std::int64_t n) {
-  const KeepSubnormals keep;
+  const IeeeMode mode;
   for (std::int64_t at = 0; at < n; at += kMaxBlock) {
     const int len = n - at < kMaxBlock ? static_cast<int>(n - at) : kMaxBlock;
     load_master(dtype, static_cast<const char*>(weight) + at * bytes_of(dtype), master_bits,

@@ -36,10 +36,13 @@ template <DType kDtype, int kBits>
 ZEROFP8_HD std::uint32_t wide_of(float x) {
   const std::uint32_t u = bits_of(x);
   if constexpr (kDtype == DType::kBf16) {
-    if constexpr (kBits == 16) return u;
+    // One NaN for all: a payload in the remainder would round the weight's bits up, past NaN to
+    // zero.
+    constexpr std::uint32_t nan = 0x7FC00000u >> (16 - kBits);
+    if constexpr (kBits == 16) return (u & kAbsMask) > kInfBits ? nan : u;
     constexpr int drop = kBits == 16 ? 1 : 16 - kBits;
     const std::uint32_t rounded = (u + ((1u << (drop - 1)) - 1u) + ((u >> drop) & 1u)) >> drop;
-    return (u & kAbsMask) > kInfBits ? (u >> drop) | (1u << (22 - drop)) : rounded;
+    return (u & kAbsMask) > kInfBits ? nan : rounded;
   }
   // fp16: 5 exponent bits, kM mantissa bits.
   constexpr int kM = 10 + kBits;

@@ -1,2 +1,4 @@
 # Formats, kernels, partition and the arithmetic beside them.
 zerofp8_test(formats_test zerofp8_kernels)
+zerofp8_test(formats_slow_test zerofp8_kernels)
+zerofp8_test(blocks_test zerofp8_kernels)

@@ -203,6 +203,13 @@ ZEROFP8_HD std::uint32_t encode_fp16_ieee(float x) {
   return overflow ? ((code & 0x8000u) | 0x7C00u) : code;
 }
 
+// Stochastic rounding into IEEE fp16: whatever lies beyond 65504 is infinity, never 65504.
+ZEROFP8_HD std::uint32_t encode_fp16_ieee_stochastic(float x, std::uint32_t r16) {
+  const std::uint32_t a = bits_of(x) & kAbsMask;
+  const std::uint32_t code = encode_stochastic<DType::kFp16>(x, r16);
+  return a > 0x477FE000u && a <= kInfBits ? ((code & 0x8000u) | 0x7C00u) : code;
+}
+
 // Scale of one block and its inverse; x * inverse is what gets encoded, code value * scale comes
 // back.
 struct BlockScale {
@@ -211,18 +218,21 @@ struct BlockScale {
 };
 
 // FP8 formats: scale = amax / max_finite (FP32, from this block's own amax). amax is floored so
-// that the inverse stays at most 2^127; an all-zero block encodes to zeros at any scale.
+// that the inverse stays at most 2^127 (an all-zero block encodes to zeros at any scale), and kept
+// a little below FLT_MAX so that max_finite * scale does not round to infinity.
 template <DType kDtype>
 ZEROFP8_HD BlockScale fp8_block_scale(std::uint32_t amax_bits) {
   const float max_finite = float_of(Mini<kDtype>::kMaxBits);
   const float floor_amax = max_finite * 0x1p-127f;
-  const float amax = amax_bits > bits_of(floor_amax) ? float_of(amax_bits) : floor_amax;
+  const std::uint32_t limited = amax_bits < kInfBits ? min_u32(amax_bits, 0x7F7FFFFCu) : amax_bits;
+  const float amax = float_of(max_u32(limited, bits_of(floor_amax)));
   return {div_rn(amax, max_finite), div_rn(max_finite, amax)};
 }
 
-// fp16 blocks: a power of two that brings amax into (2^14, 2^15].
+// fp16 blocks: a power of two that brings amax into (2^14, 2^15]; above 2^127 into (2^15, 2^16),
+// where saturation at 65504 keeps FLT_MAX from coming back as infinity.
 ZEROFP8_HD BlockScale fp16_block_scale(std::uint32_t amax_bits) {
-  const std::uint32_t ceil_exponent = min_u32(max_u32((amax_bits + 0x7FFFFFu) >> 23, 16u), 255u);
+  const std::uint32_t ceil_exponent = min_u32(max_u32((amax_bits + 0x7FFFFFu) >> 23, 16u), 254u);
   return {float_of((ceil_exponent - 15u) << 23), float_of((269u - ceil_exponent) << 23)};
 }
 

@@ -1,6 +1,6 @@
 // The kernels: one table of functions per instruction set (and, later, per device). All tables
-// compute the same bits. Sizes are in elements and are whole blocks unless a function says
-// otherwise.
+// compute the same bits, whatever floating-point mode the caller has set. Sizes are in elements and
+// are whole blocks unless a function says otherwise; a block is 32, 64, 128 or 256 elements.
 //
 //   const Ops& ops = cpu_ops();                 // best for this CPU, or what ZEROFP8_ISA names
 //   ops.encode(Storage::kE4m3Block, x, out, n, 128, Rounding::kNearest, {});

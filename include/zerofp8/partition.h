@@ -82,7 +82,7 @@ struct Partition {
 };
 
 // Throws ArgumentError for a duplicate name, a negative dimension, an overflow of 2^63 elements, or
-// tied copies whose shapes differ.
+// tied copies whose shapes or dtypes differ.
 Partition make_partition(const std::vector<ParameterSpec>& specs, const PartitionOptions& options);
 
 // The runs of parameters inside [begin, end) of a bucket, in order; begin and end are

@@ -62,8 +62,8 @@ constexpr std::uint64_t hash_name(std::string_view name) {
 inline std::uint64_t random_key(const RandomKeyInput& in) {
   std::uint64_t key = element::mix64(in.seed + 0x9E3779B97F4A7C15ull);
   key = element::mix64(key ^ in.step);
-  key = element::mix64(key ^ (std::uint64_t(in.purpose) << 56) ^
-                       (std::uint64_t(in.micro_batch) << 28) ^ in.data_rank);
+  key = element::mix64(key ^ (std::uint64_t(in.purpose) << 32) ^ in.micro_batch);
+  key = element::mix64(key ^ in.data_rank);
   return element::mix64(key ^ in.name_hash);
 }
 

@@ -49,7 +49,8 @@ void finish(Bucket& bucket, const PartitionOptions& options) {
   if (!bucket.reduce_group.empty()) {
     const auto found = options.group_shard_ranks.find(bucket.reduce_group);
     if (found == options.group_shard_ranks.end() || found->second < 1) {
-      throw ArgumentError("reduce group \"" + bucket.reduce_group + "\" is not known; pass its communicator");
+      throw ArgumentError("reduce group \"" + bucket.reduce_group +
+                          "\" is not known; pass its communicator");
     }
     bucket.shard_ranks = found->second;
   }
@@ -69,6 +70,19 @@ void check_names(const std::vector<ParameterSpec>& specs) {
   }
 }
 
+// The partition of a tied parameter depends on its shape, so copies must not differ in it.
+void check_tied(const std::vector<ParameterSpec>& specs) {
+  std::unordered_map<std::string, const ParameterSpec*> seen;
+  for (const ParameterSpec& spec : specs) {
+    if (spec.tied.empty()) continue;
+    const ParameterSpec& other = *seen.emplace(spec.tied, &spec).first->second;
+    if (other.shape != spec.shape || other.dtype != spec.dtype) {
+      throw ArgumentError("parameters \"" + other.name + "\" and \"" + spec.name +
+                          "\" are both tied as \"" + spec.tied + "\" but differ in shape or dtype");
+    }
+  }
+}
+
 void check_options(const PartitionOptions& options) {
   if (options.shard_ranks < 1 || options.block_size < 1 || options.bucket_elements < 1) {
     throw ArgumentError(
@@ -79,27 +93,27 @@ void check_options(const PartitionOptions& options) {
 }  // namespace
 
 std::int64_t ParameterSpec::numel() const {
-  std::int64_t product = 1;
-  bool empty = false;
   for (const std::int64_t dim : shape) {
     if (dim < 0) {
       throw ArgumentError("parameter \"" + name + "\": dimension " + std::to_string(dim) +
                           " is negative");
     }
-    if (dim == 0) {
-      empty = true;
-    } else if (product > kMax / dim) {
-      throw ArgumentError("parameter \"" + name + "\": more than 2^63 elements");
-    } else {
-      product *= dim;
-    }
   }
-  return empty ? 0 : product;
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  std::int64_t product = 1;
+  for (const std::int64_t dim : shape) {
+    if (product > kMax / dim) {
+      throw ArgumentError("parameter \"" + name + "\": more than 2^63 elements");
+    }
+    product *= dim;
+  }
+  return product;
 }
 
 Partition make_partition(const std::vector<ParameterSpec>& specs, const PartitionOptions& options) {
   check_options(options);
   check_names(specs);
+  check_tied(specs);
   Partition partition;
   partition.options = options;
   partition.homes.resize(specs.size());
@@ -133,6 +147,7 @@ Partition make_partition(const std::vector<ParameterSpec>& specs, const Partitio
 
 std::vector<Segment> segments_in(const Bucket& bucket, std::int64_t begin, std::int64_t end) {
   std::vector<Segment> segments;
+  if (begin >= end) return segments;
   const auto first =
       std::partition_point(bucket.placements.begin(), bucket.placements.end(),
                            [&](const Placement& p) { return p.offset + p.padded <= begin; });
