@@ -2,3 +2,4 @@
 zerofp8_test(formats_test zerofp8_kernels)
 zerofp8_test(formats_slow_test zerofp8_kernels)
 zerofp8_test(blocks_test zerofp8_kernels)
+zerofp8_test(random_test zerofp8_kernels)
