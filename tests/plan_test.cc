@@ -154,10 +154,20 @@ TEST(Bytes, ErrorFeedbackKeepsAndSendsTwoBlocks) {
   const Plan plan = plan_of(s);
   EXPECT_EQ(bytes_of_row(plan, "gradient accumulator"), 2 * (kElements + kElements / 32));
   EXPECT_EQ(plan.collectives.at(0).bytes_per_step, 2 * (kElements + kElements / 32) / 2);
-  const Settings wide = settings_of(
-      R"({"gradient_accumulation_dtype":{"dtype":"fp8","error_feedback":true},
-          "zerofp8":{"gradient_communication_dtype":"bf16"}})");
-  EXPECT_EQ(gradient_message_bytes(wide, 256), 512);
+  const auto message = [](const std::string& accumulation, const std::string& wire) {
+    return gradient_message_bytes(
+        settings_of("{\"gradient_accumulation_dtype\":{\"dtype\":\"fp8\",\"error_feedback\":true" +
+                    accumulation +
+                    "},\"zero_optimization\":{\"stage\":1},\"zerofp8\":{"
+                    "\"gradient_communication_dtype\":\"" +
+                    wire + "\"}}"),
+        256);
+  };
+  EXPECT_EQ(message("", "fp8"), 2 * (256 + 8));
+  // Encoded anew, or fed by the wire: one block.
+  EXPECT_EQ(message("", "bf16"), 512);
+  EXPECT_EQ(message("", "fp8_e5m2"), 256 + 8);
+  EXPECT_EQ(message(",\"sharded\":true", "fp8"), 256 + 8);
 }
 
 TEST(Bytes, SmallParametersKeepFp32MomentsInARowOfTheirOwn) {
@@ -253,6 +263,18 @@ TEST(Wire, StageTwoReducesEveryMicroBatchAndBucket) {
                             {"control", DType::kFp32, 2, 1, 0},
                             {"all_gather", DType::kBf16, 2, 4, part * 2}});
   EXPECT_MENTIONS(plan.averaging, "2 data ranks x 5 micro-batches");
+}
+
+TEST(Wire, WeightsAreGatheredInSlices) {
+  const auto calls = [](const std::string& size) {
+    const Plan plan = plan_of(bf16_at("O1", 1, 4, "", ",\"allgather_bucket_size\":" + size));
+    return plan.collectives.back().calls_per_step;
+  };
+  EXPECT_EQ(calls("500000000"), 1);
+  EXPECT_EQ(calls("1024000"), 1);
+  EXPECT_EQ(calls("1023999"), 2);  // 1999 blocks per rank and call, of 2000
+  EXPECT_EQ(calls("512000"), 2);
+  EXPECT_EQ(calls("1"), 2000);  // at least a block
 }
 
 TEST(Wire, ShardGroupsSumOverTheirReplicas) {

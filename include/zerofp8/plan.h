@@ -67,7 +67,7 @@ bool is_hybrid(const Settings& settings);
 bool reduced_gradient_needs_buffer(const Settings& settings);
 bool moments_are_quantised(const Settings& settings);
 // Bytes of the message that carries `elements` padded gradient elements to one other rank: codes and
-// scales, for both blocks with error feedback on an FP8 wire.
+// scales, for both blocks where a local FP8 accumulator with error feedback is sent as it is.
 std::int64_t gradient_message_bytes(const Settings& settings, std::int64_t elements);
 
 // Bytes that `elements` padded elements take in `dtype` as the engine stores it for `component`: codes plus

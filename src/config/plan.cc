@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace zerofp8 {
 namespace {
 
@@ -142,6 +144,15 @@ void add_reduction(const Settings& s, const ModelSize& size, Plan& plan) {
   }
 }
 
+// Each bucket's shard is gathered in slices of allgather_bucket_size / ranks, in whole blocks;
+// buckets are taken as equal.
+std::int64_t weight_gather_calls(const Settings& s, const ModelSize& size) {
+  const std::int64_t shard = (size.shard_elements + size.buckets - 1) / size.buckets;
+  const std::int64_t blocks = s.allgather_bucket_size / s.shard_ranks / s.block_size;
+  const std::int64_t slice = std::max<std::int64_t>(blocks, 1) * s.block_size;
+  return size.buckets * ((shard + slice - 1) / slice);
+}
+
 void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
   add_reduction(s, size, plan);
   const Launch& launch = s.launch;
@@ -153,13 +164,13 @@ void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
                                 .ranks = all_ranks,
                                 .calls_per_step = 1});
   }
-  if (s.stage > 0 && s.shard_ranks > 1) {
+  if (s.stage > 0 && s.shard_ranks > 1 && size.buckets > 0) {
     plan.collectives.push_back(
         {.what = "weight all-gather",
          .operation = "all_gather",
          .dtype = s.weight_wire,
          .ranks = s.shard_ranks,
-         .calls_per_step = size.buckets,
+         .calls_per_step = weight_gather_calls(s, size),
          .bytes_per_step = (s.shard_ranks - 1) * size.shard_elements * bytes_of(s.weight_wire)});
   }
 }

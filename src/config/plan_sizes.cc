@@ -63,7 +63,10 @@ std::int64_t gradient_message_bytes(const Settings& s, std::int64_t elements) {
   std::int64_t bytes = elements * bytes_of(s.gradient_wire);
   if (!is_fp8(s.gradient_wire)) return bytes;
   bytes += round_up(elements, s.block_size) / s.block_size * 4;
-  return s.error_feedback ? 2 * bytes : bytes;
+  // Only an accumulator that is sent as it is takes its residual along: a sharded one is fed by the
+  // wire, and another format is encoded anew from the sum of both.
+  const bool as_it_is = !s.accumulation_sharded && s.gradient_wire.value == s.accumulation.value;
+  return s.error_feedback && as_it_is ? 2 * bytes : bytes;
 }
 
 ModelSize uniform_size(std::int64_t parameters, const Settings& s) {
