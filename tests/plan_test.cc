@@ -333,6 +333,14 @@ TEST(Text, Fp32WeightIsItsOwnMaster) {
   EXPECT_MENTIONS(plan_table(plan_of(s)), "stochastic rounding into the weight");
 }
 
+TEST(Text, ARankWithoutParametersHasAPlan) {
+  const Plan plan = make_plan(bf16_at("O2", 2, 4), ModelSize{});
+  EXPECT_EQ(plan.bytes_per_parameter(), 0.0);
+  EXPECT_EQ(plan.state_bytes(), 0);
+  EXPECT_FALSE(mentions(plan_table(plan), "nan"));
+  EXPECT_NO_THROW(static_cast<void>(nlohmann::json::parse(plan_json(plan))));
+}
+
 TEST(Text, NumbersForPeople) {
   EXPECT_EQ(bytes_text(0), "0 B");
   EXPECT_EQ(bytes_text(999), "999 B");

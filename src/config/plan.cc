@@ -192,6 +192,7 @@ Plan make_plan(const Settings& s, const ModelSize& size) {
 }
 
 double Plan::bytes_per_parameter() const {
+  if (size.parameters == 0) return 0;  // a rank may hold no parameters
   std::int64_t bytes = 0;
   for (const PlanRow& row : rows) bytes += row.bytes;
   return static_cast<double>(bytes) / static_cast<double>(size.parameters);

@@ -20,6 +20,7 @@ std::string value_text(const SettingLine& line) {
 }
 
 std::string per_parameter(std::int64_t bytes, const Plan& plan) {
+  if (plan.size.parameters == 0) return "-";
   return fmt::format("{:.3f}",
                      static_cast<double>(bytes) / static_cast<double>(plan.size.parameters));
 }
