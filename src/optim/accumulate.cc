@@ -30,10 +30,13 @@ Storage plain_storage(DType dtype) {
   }
 }
 
-Rounding accumulator_rounding(const Settings& settings, Storage storage) {
-  const bool exact = storage == Storage::kFp32;
-  return exact || settings.batch.accumulation_steps <= kNearestMicroBatches ? Rounding::kNearest
-                                                                            : Rounding::kStochastic;
+// `before`: additions since the last step. They count too, because callers may accumulate by hand
+// more often than the config says.
+Rounding accumulator_rounding(const Settings& settings, Storage storage, std::int64_t before) {
+  if (storage == Storage::kFp32) return Rounding::kNearest;
+  const bool many =
+      settings.batch.accumulation_steps > kNearestMicroBatches || before >= kNearestMicroBatches;
+  return many ? Rounding::kStochastic : Rounding::kNearest;
 }
 
 }  // namespace
@@ -46,10 +49,15 @@ void Engine::Impl::add_gradient(int parameter, const void* gradient, DType dtype
   if (reduced) {
     throw ArgumentError("add_gradient: gradients were reduced already; call step() first");
   }
+  plain_storage(dtype);  // refuses the others before anything is changed
+  const Partition::Home home = partition.homes[parameter];
+  if (gradient == nullptr && home.bucket >= 0) {
+    throw ArgumentError("add_gradient: the gradient of parameter \"" +
+                        parameters[parameter].spec.name + "\" is null");
+  }
   ParameterState& state = states[parameter];
   open_micro_batch = true;
   state.used = true;
-  const Partition::Home home = partition.homes[parameter];
   if (home.bucket < 0) return;  // no elements
   BucketState& b = buckets[home.bucket];
   if (!settings.accumulation_sharded) {
@@ -78,9 +86,9 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
                              const void* gradient, DType dtype) {
   const Placement& place = b.bucket->placements[partition.homes[parameter].placement];
   const Storage storage = plain_storage(dtype);
-  const Rounding rounding = accumulator_rounding(settings, layout.storage);
   const int block = layout.block;
   ParameterState& state = states[parameter];
+  const Rounding rounding = accumulator_rounding(settings, layout.storage, state.adds);
   const std::uint64_t key = random_key({.seed = settings.seed,
                                         .step = static_cast<std::uint64_t>(applied),
                                         .purpose = Purpose::kAccumulator,
@@ -137,7 +145,7 @@ void Engine::Impl::finish_flush(BucketState& b) {
   if (!b.in_flight) return;
   b.in_flight->wait();
   constexpr std::int64_t kPiece = 4096;
-  const Rounding rounding = accumulator_rounding(settings, b.accumulator_layout.storage);
+  const Rounding rounding = accumulator_rounding(settings, b.accumulator_layout.storage, b.flushes);
   for (const Segment& s : b.shard_segments) {
     ParameterState& state = states[s.parameter];
     // Owned by one rank: the random stream does not depend on which.
@@ -198,6 +206,14 @@ void Engine::Impl::end_micro_batch() {
   }
   for (ParameterState& state : states) state.ready = false;
   next_flush = 0;
+}
+
+// With a sharded accumulator the end of a micro-batch is collective: it is due on every rank if any
+// rank has gradients, e.g. of a parameter that only some ranks use.
+void Engine::Impl::end_open_micro_batch() {
+  std::int32_t open = open_micro_batch;
+  if (settings.accumulation_sharded) groups.data->all_reduce(std::span(&open, 1), ReduceOp::kMax);
+  if (open != 0) end_micro_batch();
 }
 
 void Engine::Impl::clear_gradients() {

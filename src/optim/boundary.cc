@@ -29,12 +29,16 @@ std::vector<T> gather(Communicator& comm, const T& mine) {
   return all;
 }
 
-Part combine(const std::vector<Part>& parts) {
+// Adds up; `worst` is the first part with the gravest flag.
+Part combine(const std::vector<Part>& parts, int& worst) {
   Part total;
-  for (const Part& part : parts) {
-    total.sum.add(part.sum);
-    if (part.bad > total.bad) total.bad_rank = part.bad_rank;
-    total.bad = std::max(total.bad, part.bad);
+  worst = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    total.sum.add(parts[i].sum);
+    if (parts[i].bad <= total.bad) continue;
+    total.bad = parts[i].bad;
+    total.bad_rank = parts[i].bad_rank;
+    worst = static_cast<int>(i);
   }
   return total;
 }
@@ -77,16 +81,21 @@ ExactSum Engine::Impl::local_sum_squares() {
 // A parameter is used if any rank of its reduce group, or any holder of a tied copy, had a
 // gradient.
 void Engine::Impl::agree_on_use() {
-  const std::size_t n = parameters.size();
   for (Communicator* comm : reduce_comms) {
-    std::vector<std::uint8_t> mine(n), all(n * static_cast<std::size_t>(comm->size()));
-    for (std::size_t i = 0; i < n; ++i) mine[i] = states[i].used;
+    std::vector<std::uint8_t> mine;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (reduce_comm_of(static_cast<int>(i)) == comm) mine.push_back(states[i].used);
+    }
+    const std::size_t n = mine.size();
+    std::vector<std::uint8_t> all(n * static_cast<std::size_t>(comm->size()));
     comm->gather_control(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
-    for (std::size_t i = 0; i < n; ++i) {
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (reduce_comm_of(static_cast<int>(i)) != comm) continue;
       for (int r = 0; r < comm->size(); ++r) {
-        states[i].used_anywhere |= all[static_cast<std::size_t>(r) * n + i] != 0;
+        states[i].used_anywhere |= all[static_cast<std::size_t>(r) * n + at] != 0;
       }
+      ++at;
     }
   }
   std::map<std::string, BucketState*> tied;
@@ -108,24 +117,27 @@ void Engine::Impl::agree() {
     part.bad = std::max(part.bad, state.bad_source ? 2 : state.bad_sum ? 1 : 0);
   }
   part.bad_rank = part.bad != 0 ? data_rank() : -1;
-  Part total = combine(gather(*groups.data, part));
-  if (groups.model != nullptr) total = combine(gather(*groups.model, total));
+  int rank = 0, slice = 0;
+  Part total = combine(gather(*groups.data, part), rank);
+  if (groups.model != nullptr) total = combine(gather(*groups.model, total), slice);
   agree_on_use();
   agreed = {};
   agreed.bad = total.bad != 0;
   agreed.bad_rank = total.bad_rank;
   agreed.norm = agreed.bad ? std::nan("") : std::sqrt(total.sum.value());
-  if (agreed.bad) name_bad_parameters();
+  if (agreed.bad) name_bad_parameters(rank, slice);
 }
 
-// Names travel only when there is something to report.
-void Engine::Impl::name_bad_parameters() {
+// Names travel only when there is something to report. The first one comes from the rank that is
+// reported: data rank `rank` of each slice, model slice `slice`; there, from what it was given.
+void Engine::Impl::name_bad_parameters(int rank, int slice) {
   struct Names {
     char text[kNamesBytes];
   };
-  const auto merge = [](const std::vector<Names>& all) {
+  const auto merge = [](std::vector<Names> all, int first) {
     std::set<std::string> seen;
     std::string list;
+    std::rotate(all.begin(), all.begin() + first, all.begin() + first + 1);
     for (const Names& names : all) {
       std::size_t begin = 0;
       const std::string text(names.text);
@@ -144,11 +156,14 @@ void Engine::Impl::name_bad_parameters() {
     return names;
   };
   std::string mine;
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    if (states[i].bad() && mine.size() < kNamesBytes / 2) mine += parameters[i].spec.name + "\n";
+  for (const bool source : {true, false}) {
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      const bool listed = source ? states[i].bad_source : states[i].bad_sum;
+      if (listed && mine.size() < kNamesBytes / 2) mine += parameters[i].spec.name + "\n";
+    }
   }
-  std::string list = merge(gather(*groups.data, pack(mine)));
-  if (groups.model != nullptr) list = merge(gather(*groups.model, pack(list)));
+  std::string list = merge(gather(*groups.data, pack(mine)), rank);
+  if (groups.model != nullptr) list = merge(gather(*groups.model, pack(list)), slice);
   agreed.bad_parameter = list.substr(0, list.find('\n'));
   agreed.bad_list = list;
 }

@@ -87,11 +87,17 @@ AdamOptions group_from(const json& v) {
   return o;
 }
 
+// Of the text without the checksum itself. Everything else that is saved has its own in an index.
+std::string checksum_of(json value) {
+  value.erase("xxh3");
+  return fmt::format("{:016x}", hash_of(value.dump()));
+}
+
 template <class F>
 auto guarded(const std::string& path, const std::string& text, const F& read) {
   try {
     return read(json::parse(text));
-  } catch (const json::exception& e) {
+  } catch (const std::exception& e) {
     throw CheckpointError(path, std::string("is damaged or not written by zerofp8: ") + e.what());
   }
 }
@@ -116,17 +122,18 @@ std::string to_json(const ModelIndex& index) {
 std::string to_json(const RunIndex& index) {
   json groups = json::array();
   for (const AdamOptions& group : index.groups) groups.push_back(to_value(group));
-  const json value = {{"zerofp8_checkpoint", index.version},
-                      {"id", index.id},
-                      {"applied_steps", index.applied},
-                      {"skipped_steps", index.skipped},
-                      {"seed", index.seed},
-                      {"loss_scale",
-                       {{"scale", index.scaler.scale},
-                        {"clean_steps", index.scaler.clean_steps},
-                        {"hysteresis_left", index.scaler.hysteresis_left}}},
-                      {"groups", groups},
-                      {"models", to_value(index.models)}};
+  json value = {{"zerofp8_checkpoint", index.version},
+                {"id", index.id},
+                {"applied_steps", index.applied},
+                {"skipped_steps", index.skipped},
+                {"seed", index.seed},
+                {"loss_scale",
+                 {{"scale", index.scaler.scale},
+                  {"clean_steps", index.scaler.clean_steps},
+                  {"hysteresis_left", index.scaler.hysteresis_left}}},
+                {"groups", groups},
+                {"models", to_value(index.models)}};
+  value["xxh3"] = checksum_of(value);
   return value.dump(1) + "\n";
 }
 
@@ -149,6 +156,10 @@ RunIndex run_index_from_json(const std::string& path, const std::string& text) {
   RunIndex read = guarded(path, text, [](const json& v) {
     RunIndex index;
     index.version = v.at("zerofp8_checkpoint").get<int>();
+    if (index.version != kCheckpointVersion) return index;  // may have other fields
+    if (v.at("xxh3").get<std::string>() != checksum_of(v)) {
+      throw std::runtime_error("its checksum does not match");
+    }
     index.id = v.at("id").get<std::string>();
     index.applied = v.at("applied_steps").get<std::int64_t>();
     index.skipped = v.at("skipped_steps").get<std::int64_t>();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <set>
 
 #include "src/optim/checkpoint.h"
 #include "src/optim/engine_impl.h"
@@ -61,7 +62,9 @@ struct Read {
 // Collects and checks everything that one load needs; nothing of the engine is changed.
 class Loader {
  public:
-  Loader(Engine::Impl& engine, std::string folder) : engine_(engine), folder_(std::move(folder)) {}
+  // `known`: names of the parameters of all data ranks.
+  Loader(Engine::Impl& engine, std::string folder, std::set<std::string> known)
+      : engine_(engine), folder_(std::move(folder)), known_(std::move(known)) {}
 
   void read_indices() {
     const std::string path = folder_ + "/index.json";
@@ -202,10 +205,7 @@ class Loader {
   void check_no_strangers() const {
     std::string strangers;
     for (const auto& [name, p] : models_.front().parameters) {
-      const bool known =
-          std::any_of(engine_.parameters.begin(), engine_.parameters.end(),
-                      [&, n = &name](const Parameter& q) { return q.spec.name == *n; });
-      if (!known) strangers += (strangers.empty() ? "" : ", ") + name;
+      if (known_.count(name) == 0) strangers += (strangers.empty() ? "" : ", ") + name;
     }
     if (!strangers.empty()) {
       throw CheckpointError(folder_, "holds parameters that the model has not: " + strangers);
@@ -255,6 +255,7 @@ class Loader {
 
   Engine::Impl& engine_;
   std::string folder_;
+  std::set<std::string> known_;
   RunIndex run_;
   std::vector<ModelIndex> models_;
   std::vector<Source> sources_;
@@ -263,6 +264,23 @@ class Loader {
 };
 
 }  // namespace
+
+// Experts have other names on other data ranks.
+std::set<std::string> Engine::Impl::names_on_all_ranks() const {
+  std::set<std::string> names;
+  for (const Parameter& p : parameters) names.insert(p.spec.name);
+  if (groups.reduce.empty()) return names;
+  std::string mine;
+  for (const std::string& name : names) mine += name + '\n';
+  for (const std::string& text : gather_texts(*groups.data, mine)) {
+    for (std::size_t begin = 0; begin < text.size();) {
+      const std::size_t end = text.find('\n', begin);
+      names.insert(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return names;
+}
 
 void Engine::Impl::load(const std::string& root) {
   std::string error, folder, note;
@@ -283,7 +301,7 @@ void Engine::Impl::load(const std::string& root) {
   });
   folder = gather_texts(*groups.data, folder).front();
   if (groups.model != nullptr) folder = gather_texts(*groups.model, folder).front();
-  Loader loader(*this, folder);
+  Loader loader(*this, folder, names_on_all_ranks());
   run([&] { loader.read_indices(); });
   run([&] { loader.check_files(); });
   run([&] {

@@ -131,13 +131,14 @@ ModelIndex Engine::Impl::write_shard(const std::string& folder, const std::strin
 
 // Data rank 0 merges the parts of its slice; the first rank of all writes the run's index, last.
 void Engine::Impl::write_indices(const std::string& folder, const ModelIndex& mine) {
-  ModelIndex merged = mine;
-  const std::vector<std::string> parts = gather_texts(*groups.data, to_json(mine));
-  for (std::size_t r = 1; r < parts.size(); ++r) {
-    ModelIndex part = model_index_from_json(folder, parts[r]);
+  ModelIndex merged{.id = mine.id, .format = mine.format, .parameters = {}, .files = {}};
+  for (const std::string& text : gather_texts(*groups.data, to_json(mine))) {
+    ModelIndex part = model_index_from_json(folder, text);
     merged.files.insert(merged.files.end(), part.files.begin(), part.files.end());
     for (auto& [name, p] : part.parameters) {
-      auto& pieces = merged.parameters[name].pieces;
+      const auto [at, inserted] = merged.parameters.emplace(name, p);
+      if (inserted) continue;
+      auto& pieces = at->second.pieces;
       pieces.insert(pieces.end(), p.pieces.begin(), p.pieces.end());
     }
   }

@@ -25,7 +25,8 @@ double Engine::grad_norm() const { return impl_->agreed.norm; }
 StepReport Engine::step() { return impl_->step(); }
 
 void Engine::discard_gradients() {
-  if (impl_->settings.accumulation_sharded && impl_->open_micro_batch) impl_->end_micro_batch();
+  // A reduction that some ranks have started is ended by all.
+  if (impl_->settings.accumulation_sharded && !impl_->reduced) impl_->end_open_micro_batch();
   impl_->clear_gradients();
 }
 
@@ -40,7 +41,10 @@ int Engine::group_count() const { return static_cast<int>(impl_->hyper.size()); 
 std::int64_t Engine::applied_steps() const { return impl_->applied; }
 std::int64_t Engine::skipped_steps() const { return impl_->skipped; }
 std::int64_t Engine::step_of(int parameter) const {
-  return impl_->states.at(static_cast<std::size_t>(parameter)).step;
+  if (parameter < 0 || parameter >= static_cast<int>(impl_->states.size())) {
+    throw ArgumentError("step_of: no parameter " + std::to_string(parameter));
+  }
+  return impl_->states[static_cast<std::size_t>(parameter)].step;
 }
 
 const Settings& Engine::settings() const { return impl_->settings; }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,14 @@ struct Agreement {
   std::string bad_list;  // up to 8 names, for the error at the floor of the loss scale
 };
 
+// What ranks compare before anything is allocated.
+struct ComparedTexts {
+  std::string settings;                      // the same on all ranks
+  std::string parameters;                    // the same on the data ranks of a slice
+  std::map<std::string, std::string> named;  // by reduce group: experts differ between data ranks
+  std::map<std::string, std::string> tied;   // by tied name
+};
+
 struct Engine::Impl {
   Settings settings;
   std::vector<Parameter> parameters;
@@ -79,8 +88,10 @@ struct Engine::Impl {
 
   // engine_setup.cc
   Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o);
-  void check_arguments();
-  void check_ranks_agree();
+  void check_arguments() const;
+  void check_parameter(const Parameter& p) const;
+  void check_ranks_agree() const;
+  ComparedTexts compared_texts() const;
   void make_groups();
   void make_buckets();
   void allocate(BucketState& b);
@@ -91,6 +102,7 @@ struct Engine::Impl {
   void add_slice(BucketState& b, int parameter, const PartLayout& layout, void* memory,
                  const void* gradient, DType dtype);
   void end_micro_batch();
+  void end_open_micro_batch();
   void flush(BucketState& b);
   void finish_flush(BucketState& b);
   void flush_late_gradients();
@@ -110,7 +122,7 @@ struct Engine::Impl {
   void agree();
   ExactSum local_sum_squares();
   void agree_on_use();
-  void name_bad_parameters();
+  void name_bad_parameters(int rank, int slice);
 
   // update.cc
   std::uint32_t adam_segment(BucketState& b, const Segment& segment, bool commit);
@@ -138,6 +150,7 @@ struct Engine::Impl {
   ModelIndex write_shard(const std::string& folder, const std::string& id);
   void write_indices(const std::string& folder, const ModelIndex& mine);
   void save(const std::string& root);
+  std::set<std::string> names_on_all_ranks() const;
   void load(const std::string& root);
 
   Communicator* reduce_comm_of(int parameter) const;

@@ -44,9 +44,9 @@ Engine::Impl::Impl(const Settings& s, std::vector<Parameter> p, const Groups& g,
   for (Parameter& parameter : parameters) {
     parameter.spec.fp32_moments = wants_fp32_moments(settings, parameter.spec);
   }
+  hyper = options.groups.empty() ? std::vector<AdamOptions>{settings.adam} : options.groups;
   check_ranks_agree();
   ops = &cpu_ops();
-  hyper = options.groups.empty() ? std::vector<AdamOptions>{settings.adam} : options.groups;
   make_groups();
   make_buckets();
   for (const std::string& warning : settings.warnings) log("zerofp8: warning: " + warning);
@@ -62,67 +62,140 @@ void Engine::Impl::log(const std::string& line) const {
   }
 }
 
-void Engine::Impl::check_arguments() {
-  if (groups.data == nullptr) throw ArgumentError("groups.data is null; pass a communicator");
-  if (groups.data->size() != settings.launch.data_ranks) {
-    throw ArgumentError(
-        fmt::format("the config was resolved for {} data-parallel ranks, but groups.data has {}; "
-                    "resolve it with "
-                    "the launch that runs",
-                    settings.launch.data_ranks, groups.data->size()));
-  }
+void Engine::Impl::check_parameter(const Parameter& p) const {
+  const ParameterSpec& spec = p.spec;
   const int group_count = options.groups.empty() ? 1 : static_cast<int>(options.groups.size());
-  for (const Parameter& p : parameters) {
-    const ParameterSpec& spec = p.spec;
-    if (spec.dtype != settings.weight && spec.dtype != DType::kFp32) {
-      throw ArgumentError(
-          fmt::format("parameter \"{}\" is {}; the config says {} (and fp32 is allowed beside it): "
-                      "change /bf16/enabled "
-                      "or /fp16/enabled, or convert the parameter",
-                      spec.name, to_string(spec.dtype), to_string(settings.weight)));
-    }
-    if (spec.group < 0 || spec.group >= group_count) {
-      throw ArgumentError(fmt::format("parameter \"{}\" is in group {}, but there are {} groups",
-                                      spec.name, spec.group, group_count));
-    }
-    if (p.weight == nullptr && spec.numel() > 0) {
-      throw ArgumentError(fmt::format("parameter \"{}\": weight is null", spec.name));
-    }
-    if (!spec.reduce_group.empty() && groups.reduce.count(spec.reduce_group) == 0) {
-      throw ArgumentError(
-          fmt::format("parameter \"{}\": reduce group \"{}\" is not in groups.reduce", spec.name,
-                      spec.reduce_group));
-    }
-    if (!spec.tied.empty() && groups.tied.count(spec.tied) == 0) {
-      throw ArgumentError(fmt::format("parameter \"{}\": tied name \"{}\" is not in groups.tied",
-                                      spec.name, spec.tied));
-    }
+  const auto fail = [&](const std::string& what) {
+    throw ArgumentError(fmt::format("parameter \"{}\"{}", spec.name, what));
+  };
+  if (spec.dtype != settings.weight && spec.dtype != DType::kFp32) {
+    fail(
+        fmt::format(" is {}; the config says {} (and fp32 is allowed beside it): change "
+                    "/bf16/enabled or /fp16/enabled, or convert the parameter",
+                    to_string(spec.dtype), to_string(settings.weight)));
+  }
+  if (spec.group < 0 || spec.group >= group_count) {
+    fail(fmt::format(" is in group {}, but there are {} groups", spec.group, group_count));
+  }
+  if (spec.numel() > 0 && p.weight == nullptr) fail(": weight is null");
+  if (!spec.reduce_group.empty() && groups.reduce.count(spec.reduce_group) == 0) {
+    fail(fmt::format(": reduce group \"{}\" is not in groups.reduce", spec.reduce_group));
+  }
+  if (!spec.tied.empty() && groups.tied.count(spec.tied) == 0) {
+    fail(fmt::format(": tied name \"{}\" is not in groups.tied", spec.tied));
   }
 }
 
-// The same text on every rank, or an error that names the first difference; nothing was allocated
-// yet.
-void Engine::Impl::check_ranks_agree() {
+// What a rank can see by itself. Ranks exchange what they found, so that all of them throw.
+void Engine::Impl::check_arguments() const {
+  if (groups.data == nullptr) throw ArgumentError("groups.data is null; pass a communicator");
+  std::string error;
+  try {
+    if (groups.data->size() != settings.launch.data_ranks) {
+      throw ArgumentError(
+          fmt::format("the config was resolved for {} data-parallel ranks, but groups.data has {}; "
+                      "resolve it with the launch that runs",
+                      settings.launch.data_ranks, groups.data->size()));
+    }
+    for (const auto& [name, group] : groups.reduce) {
+      if (group.comm == nullptr) {
+        throw ArgumentError("reduce group \"" + name + "\" has no communicator");
+      }
+      // The norm is summed over the data ranks, so a shard held outside of them would be lost.
+      if (group.comm->size() > groups.data->size()) {
+        throw ArgumentError(fmt::format(
+            "reduce group \"{}\" has {} ranks, groups.data {}: it must be a part of the data ranks",
+            name, group.comm->size(), groups.data->size()));
+      }
+    }
+    for (const auto& [name, comm] : groups.tied) {
+      if (comm == nullptr) throw ArgumentError("tied name \"" + name + "\" has no communicator");
+    }
+    std::set<std::string> names;
+    for (const Parameter& p : parameters) {
+      check_parameter(p);
+      if (!names.insert(p.spec.name).second) {
+        throw ArgumentError("parameter \"" + p.spec.name + "\" is registered twice");
+      }
+    }
+  } catch (const Error& e) {
+    error = e.what();
+    if (groups.data->size() > 1) {
+      error = fmt::format("data rank {}: {}", groups.data->rank(), error);
+    }
+  }
+  error = first_error(groups.data, groups.model, error);
+  if (!error.empty()) throw ArgumentError(error);
+}
+
+// Everything that decides what is sent, or what a rank computes for the others.
+ComparedTexts Engine::Impl::compared_texts() const {
   const Settings& s = settings;
-  std::string text = fmt::format(
+  const LossScaleOptions& l = s.loss_scale;
+  ComparedTexts texts;
+  texts.settings = fmt::format(
       "stage {}\nshard ranks {}\naccumulation {} sharded {} error feedback {}\ngradient wire {}\n"
-      "weight {} master {}\nexp_avg {}\nexp_avg_sq {}\nblock size {}\nseed {}\nbuckets {} "
-      "{}\noverlap {}\n"
-      "clipping {}\nmicro-batches {}\nloss divided {}\nloss scale {} {}\n",
+      "weight {} master {}\nexp_avg {}\nexp_avg_sq {}\nblock size {}\nseed {}\nbuckets {} {}\n"
+      "overlap {}\nclipping {}\nmicro-batches {}\nloss divided {}\n"
+      "loss scale {} dynamic {} initial {} window {} hysteresis {} {} minimum {}\n",
       s.stage.value, s.shard_ranks.value, to_string(s.accumulation), s.accumulation_sharded.value,
       s.error_feedback.value, to_string(s.gradient_wire), to_string(s.weight), to_string(s.master),
       to_string(s.exp_avg), to_string(s.exp_avg_sq), s.block_size.value, s.seed.value,
       s.reduce_bucket_size.value, s.allgather_bucket_size.value, s.overlap_comm.value,
-      s.gradient_clipping.value, s.batch.accumulation_steps, options.loss_is_divided,
-      s.loss_scale.value.enabled, s.loss_scale.value.initial);
-  if (groups.model != nullptr) check_same_on_all_ranks(*groups.model, "zerofp8 settings", text);
-  text += fmt::format("{} parameters\n", parameters.size());
-  for (const Parameter& p : parameters) {
-    text += fmt::format("parameter {} {} {} group {} reduce \"{}\" tied \"{}\"\n", p.spec.name,
-                        shape_text(p.spec), to_string(p.spec.dtype), p.spec.group,
-                        p.spec.reduce_group, p.spec.tied);
+      s.gradient_clipping.value, s.batch.accumulation_steps, options.loss_is_divided, l.enabled,
+      l.dynamic, l.initial, l.window, l.hysteresis, l.consecutive_hysteresis, l.min_scale);
+  for (std::size_t i = 0; i < hyper.size(); ++i) {
+    const AdamOptions& o = hyper[i];
+    texts.parameters +=
+        fmt::format("group {}: {} lr {} betas {} {} eps {} weight decay {}\n", i,
+                    to_string(o.algorithm), o.lr, o.beta1, o.beta2, o.eps, o.weight_decay);
   }
-  check_same_on_all_ranks(*groups.data, "zerofp8 settings and parameters", text);
+  texts.parameters += fmt::format("{} parameters\n", parameters.size());
+  const auto line = [](const ParameterSpec& p, const std::string& name) {
+    return fmt::format(
+        "parameter {} {} {} group {} reduce \"{}\" tied \"{}\" in norm {} fp32 moments {}\n", name,
+        shape_text(p), to_string(p.dtype), p.group, p.reduce_group, p.tied, p.counts_in_norm,
+        p.fp32_moments);
+  };
+  for (const Parameter& p : parameters) {
+    const ParameterSpec& spec = p.spec;
+    const bool expert = !spec.reduce_group.empty();
+    texts.parameters += line(spec, expert ? "(of a reduce group)" : spec.name);
+    if (expert) texts.named[spec.reduce_group] += line(spec, spec.name);
+    if (!spec.tied.empty()) {
+      texts.tied[spec.tied] += fmt::format("{} {}\n", shape_text(spec), to_string(spec.dtype));
+    }
+  }
+  return texts;
+}
+
+// The same text on every rank, or an error that names the first difference; nothing was allocated
+// yet. A difference inside one group is told to the ranks of all of them.
+void Engine::Impl::check_ranks_agree() const {
+  const ComparedTexts texts = compared_texts();
+  std::string error;
+  const auto compare = [&](Communicator& comm, const std::string& what, const std::string& text) {
+    try {
+      check_same_on_all_ranks(comm, what, text);
+    } catch (const CommError& e) {
+      if (!e.absent_ranks().empty()) throw;  // nobody is left to be told
+      if (error.empty()) error = e.what();
+    }
+  };
+  if (groups.model != nullptr) compare(*groups.model, "zerofp8 settings", texts.settings);
+  compare(*groups.data, "zerofp8 settings and parameters", texts.settings + texts.parameters);
+  for (const auto& [name, group] : groups.reduce) {
+    const auto found = texts.named.find(name);
+    compare(*group.comm, "parameters of reduce group \"" + name + "\"",
+            found == texts.named.end() ? "" : found->second);
+  }
+  for (const auto& [name, comm] : groups.tied) {
+    const auto found = texts.tied.find(name);
+    compare(*comm, "tied parameter \"" + name + "\"",
+            found == texts.tied.end() ? "" : found->second);
+  }
+  error = first_error(groups.data, groups.model, error);
+  if (!error.empty()) throw CommError(error);
 }
 
 void Engine::Impl::make_groups() {
@@ -135,8 +208,6 @@ void Engine::Impl::make_groups() {
   }
   reduce_comms = {groups.data};
   for (const auto& [name, group] : groups.reduce) {
-    if (group.comm == nullptr)
-      throw ArgumentError("reduce group \"" + name + "\" has no communicator");
     if (std::find(reduce_comms.begin(), reduce_comms.end(), group.comm) == reduce_comms.end()) {
       reduce_comms.push_back(group.comm);
     }

@@ -100,6 +100,8 @@ FileDigest digest_of(const std::string& path) {
   return digest;
 }
 
+std::uint64_t hash_of(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
+
 std::string read_text(const std::string& path) {
   const FileReader reader(path);
   std::string text(static_cast<std::size_t>(reader.size()), '\0');

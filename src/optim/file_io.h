@@ -53,6 +53,7 @@ class FileReader {
 };
 
 FileDigest digest_of(const std::string& path);
+std::uint64_t hash_of(const std::string& text);
 std::string read_text(const std::string& path);
 // Writes `path` + ".tmp", syncs, renames over `path`, syncs the folder: readers see old or new,
 // never half.

@@ -116,7 +116,7 @@ void Engine::Impl::sum_tied() {
 
 void Engine::Impl::reduce_gradients() {
   if (reduced) return;
-  if (open_micro_batch) end_micro_batch();
+  end_open_micro_batch();
   for (BucketState& b : buckets) {
     start_reduction(b);
     if (!settings.overlap_comm) finish_reduction(b);

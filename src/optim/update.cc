@@ -15,6 +15,8 @@
 namespace zerofp8 {
 namespace {
 
+// Beyond it a stored fp16 weight may be infinite: always with stochastic rounding, from 65520 less
+// one unit of the master elsewhere.
 constexpr float kMaxFp16 = 65504.0f;
 
 float from_bits(std::uint32_t bits) {
@@ -129,7 +131,7 @@ bool Engine::Impl::weights_would_overflow() {
       }
     }
     if (bound + largest * 1.01 > kMaxFp16 * 0.99) {
-      overflow = !(update_weights(false) < 65520.0f);  // 65520 rounds to infinity; NaN counts
+      overflow = !(update_weights(false) <= kMaxFp16);  // NaN counts
     }
   }
   // The answer must be the same on all ranks even if only some hold fp16 weights.
