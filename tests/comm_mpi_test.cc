@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -40,6 +41,23 @@ TEST(Mpi, LargeMessages) {
   Bytes recv(send.size());
   world().all_to_all(send, recv, {.label = "large"})->wait();
   EXPECT_EQ(recv, all_to_all_expected(world(), 3'000'001));
+}
+
+// Counts beyond an int, which MPI calls take. 4 GiB of memory, so only where asked for.
+TEST(Mpi, BeyondTwoGiB) {
+  if (std::getenv("ZEROFP8_SLOW") == nullptr) GTEST_SKIP() << "set ZEROFP8_SLOW=1";
+  const auto pair = world().split(world().rank() / 2, 0);
+  if (pair->size() != 2) return;
+  constexpr std::size_t kBytes = (std::size_t{1} << 31) + 8;
+  const std::size_t probes[] = {0, (std::size_t{1} << 30) - 1, std::size_t{1} << 30,
+                                (std::size_t{1} << 31) - 1, kBytes - 1};
+  Bytes data(kBytes);
+  if (pair->rank() == 0) {
+    for (const std::size_t i : probes) data[i] = pattern(1, 2, i);
+  }
+  pair->broadcast(data, 0, {.dtype = DType::kE4m3, .label = "large"})->wait();
+  for (const std::size_t i : probes) EXPECT_EQ(data[i], pattern(1, 2, i)) << i;
+  EXPECT_EQ(pair->bytes_sent().of(DType::kE4m3), pair->rank() == 0 ? kBytes : 0u);
 }
 
 // The last rank stays away: the others' errors name it. Coming late, it gets the same story.
