@@ -20,6 +20,8 @@ struct ModelSize {
   std::int64_t shard_elements = 0;   // padded elements of this rank's shards: local / d
   std::int64_t shard_elements_fp32_moments = 0;  // of shard_elements, those whose moments stay FP32
   std::int64_t buckets = 0;
+  std::int64_t tied_elements = 0;    // of shard_elements, those of parameters tied over pipeline stages
+  int tied_ranks = 1;                // most holders of a tied parameter
 };
 
 struct PlanRow {
@@ -51,7 +53,8 @@ struct Plan {
   std::int64_t state_bytes() const;         // rows that the engine allocates
 };
 
-Plan make_plan(const Settings& settings, const ModelSize& size);
+// `loss_is_divided`: the trainer divides its loss by the micro-batches, so the engine does not.
+Plan make_plan(const Settings& settings, const ModelSize& size, bool loss_is_divided = false);
 
 // The size of `parameters` elements as one flat list, padded to whole blocks per rank. The engine takes
 // the sizes of its Partition instead. Throws ArgumentError for less than 1 or more than 2^50 elements.

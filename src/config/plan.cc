@@ -62,6 +62,18 @@ PlanRow reduced_gradient_row(const Settings& s, const ModelSize& size) {
   return row;
 }
 
+// Copies of a tied parameter are summed in FP32 before Adam reads them.
+void add_tied_row(const Settings& s, const ModelSize& size, Plan& plan) {
+  const bool overwritten = s.accumulation == DType::kFp32 && !s.accumulation_sharded;
+  if (size.tied_elements == 0 || overwritten || reduced_gradient_needs_buffer(s)) return;
+  plan.rows.push_back({.component = Component::kReducedGradient,
+                       .name = "reduced gradient of tied parameters",
+                       .dtype = std::string(to_string(DType::kFp32)),
+                       .place = shard_place(s),
+                       .bytes = stored_bytes(Component::kReducedGradient, DType::kFp32,
+                                             size.tied_elements, s.block_size)});
+}
+
 PlanRow master_row(const Settings& s, const ModelSize& size) {
   PlanRow row{.component = Component::kMaster,
               .name = "master weight",
@@ -153,8 +165,19 @@ std::int64_t weight_gather_calls(const Settings& s, const ModelSize& size) {
   return size.buckets * ((shard + slice - 1) / slice);
 }
 
+void add_tied_sum(const ModelSize& size, Plan& plan) {
+  if (size.tied_elements == 0 || size.tied_ranks < 2) return;
+  plan.collectives.push_back({.what = "sum of tied gradients over pipeline stages",
+                              .operation = "all_gather",
+                              .dtype = DType::kFp32,
+                              .ranks = size.tied_ranks,
+                              .calls_per_step = 1,
+                              .bytes_per_step = (size.tied_ranks - 1) * size.tied_elements * 4});
+}
+
 void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
   add_reduction(s, size, plan);
+  add_tied_sum(size, plan);
   const Launch& launch = s.launch;
   const int all_ranks = launch.data_ranks * launch.pipeline_stages * launch.tensor_ranks;
   if (all_ranks > 1) {
@@ -177,17 +200,20 @@ void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
 
 }  // namespace
 
-Plan make_plan(const Settings& s, const ModelSize& size) {
+Plan make_plan(const Settings& s, const ModelSize& size, bool loss_is_divided) {
   Plan plan{.settings = s, .size = size};
-  plan.rows = {weight_row(s, size), accumulator_row(s, size), reduced_gradient_row(s, size),
-               master_row(s, size)};
+  plan.rows = {weight_row(s, size), accumulator_row(s, size), reduced_gradient_row(s, size)};
+  add_tied_row(s, size, plan);
+  plan.rows.push_back(master_row(s, size));
   add_moment_rows(s, size, Component::kExpAvg, "exp_avg", s.exp_avg, plan);
   add_moment_rows(s, size, Component::kExpAvgSq, "exp_avg_sq", s.exp_avg_sq, plan);
   add_collectives(s, size, plan);
-  plan.averaging = fmt::format(
-      "the engine multiplies the FP32 sum once by 1 / ({} data ranks x {} micro-batches{})",
-      s.launch.data_ranks, s.batch.accumulation_steps,
-      s.loss_scale.value.enabled ? " x loss scale" : "");
+  const std::string micro =
+      loss_is_divided ? "" : fmt::format(" x {} micro-batches", s.batch.accumulation_steps);
+  plan.averaging =
+      fmt::format("the engine multiplies the FP32 sum once by 1 / ({} data ranks{}{}){}",
+                  s.launch.data_ranks, micro, s.loss_scale.value.enabled ? " x loss scale" : "",
+                  loss_is_divided ? "; the trainer divides its loss by the micro-batches" : "");
   return plan;
 }
 

@@ -49,14 +49,16 @@ Setting<int> resolve_shard_ranks(const Reader& read, const Settings& s) {
 }
 
 void warn_about_narrow_sums(Settings& s) {
-  // Adding 1 to a running sum of ones stops at 2^(mantissa bits + 1).
+  // To nearest, a running sum of ones would stop at 2^(mantissa bits + 1); the accumulator rounds
+  // stochastically from 17 micro-batches on, so that beyond this limit addends count on average
+  // only.
   const std::int64_t steps = s.batch.accumulation_steps;
   const bool plain_16_bit = s.accumulation == DType::kBf16 || s.accumulation == DType::kFp16;
   const std::int64_t limit = std::int64_t{2} << format_info(s.accumulation).mantissa_bits;
   if (!plain_16_bit || steps <= limit) return;
   s.warnings.push_back(fmt::format(
-      "{} accumulation of {} micro-batches: sums stop growing at {} times the addend; use fp32, "
-      "or fp8 with its stochastic rounding",
+      "{} accumulation of {} micro-batches: addends below 1/{} of the sum count on average only "
+      "(stochastic rounding); fp32 has no such noise",
       to_string(s.accumulation.value), steps, limit));
 }
 

@@ -253,9 +253,13 @@ void Engine::Impl::make_buckets() {
     size.local_elements += b.bucket->elements;
     size.shard_elements += b.state_elements();
     if (b.bucket->fp32_moments) size.shard_elements_fp32_moments += b.state_elements();
+    if (b.tied_comm != nullptr) {
+      size.tied_elements += b.state_elements();
+      size.tied_ranks = std::max(size.tied_ranks, b.tied_comm->size());
+    }
   }
   size.buckets = static_cast<std::int64_t>(buckets.size());
-  plan = make_plan(settings, size);
+  plan = make_plan(settings, size, options.loss_is_divided);
   for (BucketState& b : buckets) allocate(b);
   reset_masters();
 }

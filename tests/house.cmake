@@ -1,0 +1,8 @@
+# Tests of the repository itself.
+find_package(Python3 COMPONENTS Interpreter REQUIRED)
+add_test(NAME house_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/house_test.py)
+if(NOT ZEROFP8_SANITIZE)
+  add_test(NAME consume_test
+           COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consume_test.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
+  set_tests_properties(consume_test PROPERTIES TIMEOUT 900 PROCESSORS 2)
+endif()
