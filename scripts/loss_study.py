@@ -66,7 +66,7 @@ def table(results, arguments):
         gaps = [r["validation_loss"] - base[r["seed"]]["validation_loss"] for r in rows]
         mean = statistics.mean(gaps)
         allowed = ALLOWED.get(name)
-        if allowed is not None and mean > allowed:
+        if allowed is not None and mean > allowed + arguments.slack:
             bad.append(f"{name}: {mean:+.4f} above FP32 AdamW, allowed {allowed}")
         lines.append(f"| {name} | {statistics.mean(r['train_loss'] for r in rows):.4f} "
                      f"| {statistics.mean(r['validation_loss'] for r in rows):.4f} | {mean:+.4f} "
@@ -111,6 +111,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--slack", type=float, default=0.0, help="added to what is allowed: for short runs, which are noisier")
     parser.add_argument("--timeout", type=int, default=900, help="seconds per run")
     arguments = parser.parse_args()
     results = []

@@ -6,3 +6,8 @@ if(NOT ZEROFP8_SANITIZE)
            COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consume_test.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR})
   set_tests_properties(consume_test PROPERTIES TIMEOUT 900 PROCESSORS 2)
 endif()
+if(TARGET train_gpt AND ZEROFP8_WITH_MPI)
+  add_test(NAME example_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/example_test.py
+                                     $<TARGET_FILE:train_gpt>)
+  set_tests_properties(example_test PROPERTIES TIMEOUT 900 PROCESSORS 2)
+endif()

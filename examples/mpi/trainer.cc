@@ -177,7 +177,8 @@ RunResult train_with_engine(const Settings& s, const TextData& data, const RunOp
   const Progress progress(r.name, o, comm.rank() == 0);
   std::vector<double> step_times;
   WireBytes wire;
-  std::int64_t first = engine.applied_steps() + engine.skipped_steps() + 1;
+  const std::int64_t already_applied = engine.applied_steps();
+  const std::int64_t first = already_applied + engine.skipped_steps() + 1;
   const auto begin = Clock::now();
   for (std::int64_t step = first; step <= o.steps; ++step) {
     double loss = 0;
@@ -195,7 +196,7 @@ RunResult train_with_engine(const Settings& s, const TextData& data, const RunOp
     const auto step_begin = Clock::now();
     const StepReport report = engine.step();
     step_times.push_back(seconds_since(step_begin));
-    wire += report.wire;
+    if (report.applied) wire += report.wire;  // a skipped step gathers no weights
     r.losses.push_back(
         mean_over_ranks(comm, loss / static_cast<double>(s.batch.accumulation_steps)));
     r.norms.push_back(report.grad_norm);
@@ -221,8 +222,9 @@ RunResult train_with_engine(const Settings& s, const TextData& data, const RunOp
   for (const PlanCollective& c : engine.plan().collectives) {
     r.planned_wire_bytes += static_cast<double>(c.bytes_per_step);
   }
-  r.counted_wire_bytes = static_cast<double>(wire.total_payload()) /
-                         std::max<double>(1, static_cast<double>(step_times.size()));
+  r.counted_wire_bytes =
+      static_cast<double>(wire.total_payload()) /
+      std::max<double>(1, static_cast<double>(engine.applied_steps() - already_applied));
   finish(r, model, data, s, o, comm);
   return r;
 }

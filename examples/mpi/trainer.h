@@ -38,7 +38,7 @@ struct RunResult {
   double copy_bytes_per_second = 0;  // of this rank while all ranks copy
   double planned_state_bytes = 0, counted_state_bytes = 0;
   double planned_bytes_per_parameter = 0;
-  double planned_wire_bytes = 0, counted_wire_bytes = 0;  // payload per step and rank
+  double planned_wire_bytes = 0, counted_wire_bytes = 0;  // payload per applied step and rank
   std::string plan_table;
   std::string plan_json;
 };
