@@ -1,3 +1,6 @@
 
 zerofp8_test(engine_matrix_test zerofp8)
+zerofp8_test(engine_exact_test zerofp8)
+zerofp8_test(engine_accumulation_test zerofp8)
+zerofp8_test(engine_reduction_test zerofp8)
 zerofp8_mpi_test(engine_mpi_test zerofp8)
