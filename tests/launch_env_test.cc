@@ -128,6 +128,13 @@ TEST(Launch, SlurmCountsOnlyWithoutAnotherLauncher) {
   EXPECT_EQ(detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).size, 1);
 }
 
+TEST(Launch, BuildWithoutMpiSaysSo) {
+  if (built_with_mpi()) GTEST_SKIP() << "this build has MPI";
+  const std::string text = message_of([] { make_communicator(detect(kOpenMpi)); });
+  expect_contains(text, "built without MPI");
+  expect_contains(text, "-DZEROFP8_WITH_MPI=ON");
+}
+
 TEST(Launch, BadValuesNameTheVariable) {
   for (const char* value : {"abc", "-1", "4x", "1.5", "99999999999", " 4"}) {
     Variables variables = kTorchrun;

@@ -1,12 +1,18 @@
-// Collectives between ranks. Backends move bytes and never see bf16 or fp8, so every dtype gives the same
-// bits on every backend; sums are made in rank order.
+// Collectives between ranks. Backends move bytes and never see bf16 or fp8, so every dtype gives
+// the same bits on every backend; sums are made in rank order.
 //
 //   std::unique_ptr<Communicator> world = make_mpi_communicator();
 //   auto work = world->all_to_all(send, recv, {.dtype = DType::kE4m3});
-//   work->wait();                       // throws CommError that names the absent ranks after a time-out
+//   work->wait();   // after a time-out throws a CommError that names the absent ranks
 //
-// Calls on one communicator are executed in the order in which they were made, which must be the same on
-// every rank. Buffers must stay alive and untouched until wait() returns.
+// Calls on one communicator are executed in the order in which they were made, which must be the
+// same on every rank: kinds, sizes, dtypes and labels are compared, and a difference is a CommError
+// on all ranks that tells both sides. Different communicators may be used at the same time, in any
+// order. Buffers must stay alive and untouched until wait() returns.
+//
+// After a failure a communicator stays failed: what is pending and each later call throws with the
+// first story, on all ranks. Wrong arguments are an ArgumentError of the calling rank and do no
+// harm.
 #pragma once
 
 #include <array>
@@ -29,17 +35,20 @@ enum class ReduceOp : std::uint8_t { kSum, kMax };
 using StreamHandle = void*;
 
 struct CallOptions {
-  DType dtype = DType::kFp32;              // what the bytes stand for: selects the byte counter
+  DType dtype = DType::kFp32;  // what the bytes stand for: selects the byte counter
   StreamHandle stream = nullptr;
-  std::string_view label = "collective";   // named in errors; the same on every rank, which is checked
+  // Named in errors; the same on every rank, which is checked.
+  std::string_view label = "collective";
 };
 
-// A collective under way. The destructor waits, too, but without throwing: buffers may be freed after it.
+// A collective under way. The destructor waits, too, but without throwing: buffers may be freed
+// after it.
 class Work {
  public:
   virtual ~Work() = default;
   virtual bool done() const = 0;
-  // Blocks until the result is there. Throws CommError on failure or time-out. May be called once or more.
+  // Blocks until the result is there. Throws CommError on failure or time-out. May be called once
+  // or more.
   virtual void wait() = 0;
 };
 
@@ -65,18 +74,21 @@ class Communicator {
   // "self", "threads", "mpi", ...
   virtual std::string backend() const = 0;
 
-  // Part i of `send` goes to rank i; part i of `recv` comes from rank i. Both hold size() equal parts;
-  // sizes are 64-bit and messages are split below INT_MAX bytes.
-  virtual std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
+  // Part i of `send` goes to rank i; part i of `recv` comes from rank i. Both hold size() equal
+  // parts; sizes are 64-bit and messages are split below INT_MAX bytes.
+  virtual std::unique_ptr<Work> all_to_all(std::span<const std::byte> send,
+                                           std::span<std::byte> recv,
                                            const CallOptions& options) = 0;
   // recv = send of rank 0, send of rank 1, ...; recv.size() == size() * send.size().
   // send may be the caller's own part of recv (in place).
-  virtual std::unique_ptr<Work> all_gather(std::span<const std::byte> send, std::span<std::byte> recv,
+  virtual std::unique_ptr<Work> all_gather(std::span<const std::byte> send,
+                                           std::span<std::byte> recv,
                                            const CallOptions& options) = 0;
   virtual std::unique_ptr<Work> broadcast(std::span<std::byte> data, int root,
                                           const CallOptions& options) = 0;
-  // In place, rank-order sum: the same bits on every rank. For scalars and small control data; counted
-  // as control bytes. Blocking.
+  // In place, rank-order sum: the same bits on every rank. For scalars and small control data;
+  // counted as control bytes. Blocking. kMax gives NaN if any rank has one; integer overflow is a
+  // CommError.
   virtual void all_reduce(std::span<float> data, ReduceOp op) = 0;
   virtual void all_reduce(std::span<double> data, ReduceOp op) = 0;
   virtual void all_reduce(std::span<std::int32_t> data, ReduceOp op) = 0;
@@ -89,7 +101,8 @@ class Communicator {
   // Ranks that pass the same color form a new communicator, ordered by (key, rank). Collective.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
-  // How long a collective may take before it becomes a CommError. Default 10 minutes.
+  // How long a collective may take, from when it is the oldest one pending, before it becomes a
+  // CommError. For later calls; children inherit it. Default 10 minutes.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual WireBytes bytes_sent() const = 0;
@@ -98,17 +111,19 @@ class Communicator {
 // One rank, no launcher.
 std::unique_ptr<Communicator> make_self_communicator();
 
-// `size` communicators of one process, one for each thread: for tests and for single-node experiments.
+// `size` communicators of one process, one for each thread: for tests and for single-node
+// experiments.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size);
 
-// All ranks of MPI_COMM_WORLD, duplicated. Initialises MPI if the program has not and then finalises it
-// when the last communicator is gone. Throws CommError where zerofp8 was built without MPI.
+// All ranks of MPI_COMM_WORLD, duplicated. Initialises MPI if the program has not and then
+// finalises it when the last communicator is gone. Throws CommError where zerofp8 was built without
+// MPI.
 std::unique_ptr<Communicator> make_mpi_communicator();
 bool built_with_mpi();
 
-// Compares `text` (config, names, shapes, order) over all ranks at the start. Where ranks differ, every
-// rank throws the same CommError, which names the ranks and the first line that differs, before any
-// other collective could hang.
+// Compares `text` (config, names, shapes, order) over all ranks at the start. Where ranks differ,
+// every rank throws the same CommError, which names the ranks and the first line that differs,
+// before any other collective could hang.
 void check_same_on_all_ranks(Communicator& comm, const std::string& what, const std::string& text);
 
 }  // namespace zerofp8

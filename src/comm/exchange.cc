@@ -55,7 +55,7 @@ bool Exchange::advance(Links& links) {
     if (states_[i].greeted) moved |= move_chunks(i);
   }
   if (done()) {
-    // A late rank finds the hellos of ranks that have given up since: their notes come right behind.
+    // A late rank finds the hellos of ranks that have given up since: their notes come behind.
     links.poll();
     check_aborts(links);
   } else {
