@@ -50,6 +50,11 @@ def run(arguments, name, seed, folder):
     return json.loads(out.read_text())["runs"][0]
 
 
+def figure(value, digits):
+    """Empty for what the plain FP32 run does not report."""
+    return f"{value:.{digits}f}" if value else ""
+
+
 def table(results, arguments):
     """Markdown of the study."""
     base = {r["seed"]: r for r in results if r["variant"] == "fp32 AdamW"}
@@ -71,10 +76,19 @@ def table(results, arguments):
         lines.append(f"| {name} | {statistics.mean(r['train_loss'] for r in rows):.4f} "
                      f"| {statistics.mean(r['validation_loss'] for r in rows):.4f} | {mean:+.4f} "
                      f"| {', '.join(f'{g:+.4f}' for g in gaps)} | {'' if allowed is None else f'+{allowed}'} "
-                     f"| {rows[0]['bytes_per_parameter']:.3f} | {rows[0]['counted_wire_bytes'] / 1e3:.1f} |")
+                     f"| {figure(rows[0]['bytes_per_parameter'], 3)} | {figure(rows[0]['counted_wire_bytes'] / 1e3, 1)} |")
     spread = statistics.pstdev(r["validation_loss"] for r in base.values()) if len(base) > 1 else 0.0
     lines += ["", f"Standard deviation of FP32 AdamW's own validation loss over seeds: {spread:.4f}.", ""]
     return "\n".join(lines), bad
+
+
+def update_readme(text):
+    """The table between the markers of README.md."""
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    path = ROOT / "README.md"
+    before, rest = path.read_text().split("<!-- results:begin -->")
+    after = rest.split("<!-- results:end -->")[1]
+    path.write_text(f"{before}<!-- results:begin -->\n{rows}\n<!-- results:end -->{after}")
 
 
 def plot(results, path):
@@ -111,6 +125,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--readme", action="store_true", help="put the table into README.md, too")
     parser.add_argument("--slack", type=float, default=0.0, help="added to what is allowed: for short runs, which are noisier")
     parser.add_argument("--timeout", type=int, default=900, help="seconds per run")
     arguments = parser.parse_args()
@@ -126,6 +141,8 @@ def main():
                       f"validation {result['validation_loss']:.4f}", flush=True)
     text, bad = table(results, arguments)
     pathlib.Path(arguments.out + ".md").write_text(text)
+    if arguments.readme:
+        update_readme(text)
     plot(results, arguments.out + ".png")
     for result in results:  # every tenth point is enough for a record
         result["losses"] = [round(x, 5) for x in result["losses"][::10]]

@@ -11,3 +11,8 @@ if(TARGET train_gpt AND ZEROFP8_WITH_MPI)
                                      $<TARGET_FILE:train_gpt>)
   set_tests_properties(example_test PROPERTIES TIMEOUT 900 PROCESSORS 2)
 endif()
+
+# Against LibTorch's own optimizers; built with the example, which finds LibTorch.
+if(TARGET train_gpt)
+  zerofp8_test(torch_adamw_test zerofp8 zerofp8_torch)
+endif()

@@ -1,5 +1,7 @@
 // What all ranks agree on before an update: the norm, whether anything was not finite, which
 // parameters had a gradient anywhere.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,6 +10,8 @@
 
 #include "src/optim/engine_impl.h"
 #include "src/optim/parallel.h"
+#include "zerofp8/error.h"
+#include "zerofp8/random.h"
 
 namespace zerofp8 {
 namespace {
@@ -166,6 +170,40 @@ void Engine::Impl::name_bad_parameters(int rank, int slice) {
   if (groups.model != nullptr) list = merge(gather(*groups.model, pack(list)), slice);
   agreed.bad_parameter = list.substr(0, list.find('\n'));
   agreed.bad_list = list;
+}
+
+// One exchange before anything is changed: does any rank's update overflow, and do all data ranks
+// mean the same update? Hyper-parameters that differ would let weights drift apart without a word.
+bool Engine::Impl::agree_on_update(bool overflow) {
+  struct Vote {
+    std::int64_t overflow;
+    std::uint64_t digest;
+  };
+  std::string text = fmt::format("{} applied steps", applied);
+  for (const AdamOptions& h : hyper) {
+    text += fmt::format("; {} lr {} betas {} {} eps {} weight decay {}", to_string(h.algorithm),
+                        h.lr, h.beta1, h.beta2, h.eps, h.weight_decay);
+  }
+  const Vote mine{overflow, hash_name(text)};
+  std::vector<Vote> votes(static_cast<std::size_t>(groups.data->size()));
+  groups.data->gather_control(std::as_bytes(std::span(&mine, 1)),
+                              std::as_writable_bytes(std::span(votes)));
+  std::int32_t any = 0;
+  std::size_t other = 0;
+  for (std::size_t r = 0; r < votes.size(); ++r) {
+    any |= votes[r].overflow != 0;
+    if (other == 0 && votes[r].digest != votes[0].digest) other = r;
+  }
+  if (other != 0) {
+    const std::vector<std::string> texts = gather_texts(*groups.data, text);
+    throw ArgumentError(
+        fmt::format("ranks disagree on this step: data rank 0 has \"{}\", data rank {} has \"{}\"; "
+                    "set the same "
+                    "hyper-parameters on every rank",
+                    texts[0], other, texts[other]));
+  }
+  if (groups.model != nullptr) groups.model->all_reduce(std::span(&any, 1), ReduceOp::kMax);
+  return any != 0;
 }
 
 }  // namespace zerofp8

@@ -122,6 +122,7 @@ struct Engine::Impl {
   void agree();
   ExactSum local_sum_squares();
   void agree_on_use();
+  bool agree_on_update(bool overflow);
   void name_bad_parameters(int rank, int slice);
 
   // update.cc
@@ -132,6 +133,7 @@ struct Engine::Impl {
   AdamScalars scalars_for(const BucketState& b, int parameter) const;
   float update_weights(bool commit);
   bool weights_would_overflow();
+  bool apply(StepReport& report);
   void gather_weights(BucketState& b);
   void reset_masters();
   void scan_fp16_weights();

@@ -134,9 +134,6 @@ bool Engine::Impl::weights_would_overflow() {
       overflow = !(update_weights(false) <= kMaxFp16);  // NaN counts
     }
   }
-  // The answer must be the same on all ranks even if only some hold fp16 weights.
-  groups.data->all_reduce(std::span(&overflow, 1), ReduceOp::kMax);
-  if (groups.model != nullptr) groups.model->all_reduce(std::span(&overflow, 1), ReduceOp::kMax);
   return overflow != 0;
 }
 
@@ -181,6 +178,32 @@ void Engine::Impl::gather_weights(BucketState& b) {
   }
 }
 
+// False if the update would overflow somewhere: then nothing was changed, on any rank.
+bool Engine::Impl::apply(StepReport& report) {
+  const std::vector<ParameterState> before = states;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (states[i].used_anywhere) {
+      advance(hyper[parameters[i].spec.group], states[i].step, states[i].guard_c);
+    } else {
+      ++report.unused_parameters;
+    }
+  }
+  try {
+    if (agree_on_update(weights_would_overflow())) {
+      states = before;
+      return false;
+    }
+  } catch (...) {
+    states = before;
+    throw;
+  }
+  report.clip_coefficient =
+      static_cast<float>(clip_coefficient(agreed.norm, settings.gradient_clipping));
+  max_weight = std::max(max_weight, update_weights(true));
+  for (BucketState& b : buckets) gather_weights(b);
+  return true;
+}
+
 StepReport Engine::Impl::step() {
   reduce_gradients();
   StepReport report;
@@ -199,30 +222,12 @@ StepReport Engine::Impl::step() {
     clear_gradients();
     throw NumericError(fmt::format(
         "the loss scale is at its floor ({}) and gradients are still not finite; parameters: {}; "
-        "lower "
-        "the learning rate, look at the data of this step, or lower /fp16/min_loss_scale",
+        "lower the learning rate, look at the data of this step, or lower /fp16/min_loss_scale",
         scale, list));
   }
   if (!agreed.bad) {
-    const std::vector<ParameterState> before = states;
-    for (ParameterState& state : states) {
-      if (!state.used_anywhere) ++report.unused_parameters;
-    }
-    for (std::size_t i = 0; i < states.size(); ++i) {
-      if (states[i].used_anywhere) {
-        advance(hyper[parameters[i].spec.group], states[i].step, states[i].guard_c);
-      }
-    }
-    if (weights_would_overflow()) {
-      states = before;
-      reason = "an fp16 weight would leave the range of fp16 (65504)";
-    } else {
-      report.clip_coefficient =
-          static_cast<float>(clip_coefficient(agreed.norm, settings.gradient_clipping));
-      max_weight = std::max(max_weight, update_weights(true));
-      for (BucketState& b : buckets) gather_weights(b);
-      report.applied = true;
-    }
+    report.applied = apply(report);
+    if (!report.applied) reason = "an fp16 weight would leave the range of fp16 (65504)";
   }
   report.clipped_norm = report.grad_norm * report.clip_coefficient;
   scaler.update(agreed.bad);
