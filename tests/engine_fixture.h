@@ -99,8 +99,9 @@ inline void write_plain(DType dtype, double x, void* memory, std::size_t index) 
   if (dtype == DType::kFp32) {
     static_cast<float*>(memory)[index] = static_cast<float>(x);
   } else {
-    static_cast<std::uint16_t*>(memory)[index] =
-        static_cast<std::uint16_t>(format_of(dtype).nearest_ieee(x));
+    const ref::Format& f = format_of(dtype);
+    const std::uint32_t code = std::isnan(x) ? f.infinity_code() + 1 : f.nearest_ieee(x);
+    static_cast<std::uint16_t*>(memory)[index] = static_cast<std::uint16_t>(code);
   }
 }
 inline double read_plain(DType dtype, const void* memory, std::size_t index) {
