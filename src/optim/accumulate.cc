@@ -212,7 +212,7 @@ void Engine::Impl::end_micro_batch() {
 // rank has gradients, e.g. of a parameter that only some ranks use.
 void Engine::Impl::end_open_micro_batch() {
   std::int32_t open = open_micro_batch;
-  if (settings.accumulation_sharded) groups.data->all_reduce(std::span(&open, 1), ReduceOp::kMax);
+  if (micro_batch_comm) micro_batch_comm->all_reduce(std::span(&open, 1), ReduceOp::kMax);
   if (open != 0) end_micro_batch();
 }
 

@@ -72,6 +72,9 @@ struct Engine::Impl {
   CpuAllocator allocator;
   BufferPool pool{allocator};
   std::unique_ptr<Communicator> shard_comm, replica_comm;  // of hybrid sharding
+  // Sharded accumulators: whether a micro-batch is open is agreed on while some ranks have begun to
+  // send buckets on the other communicators and the rest have not.
+  std::unique_ptr<Communicator> micro_batch_comm;
   std::vector<Communicator*> reduce_comms;  // distinct, in the same order on every rank
   std::vector<BucketState> buckets;
   std::vector<ParameterState> states;

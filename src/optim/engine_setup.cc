@@ -206,6 +206,9 @@ void Engine::Impl::make_groups() {
     shard_comm = groups.data->split(rank / d, rank);
     replica_comm = groups.data->split(rank % d, rank);
   }
+  if (settings.accumulation_sharded && ranks > 1) {
+    micro_batch_comm = groups.data->split(0, groups.data->rank());
+  }
   reduce_comms = {groups.data};
   for (const auto& [name, group] : groups.reduce) {
     if (std::find(reduce_comms.begin(), reduce_comms.end(), group.comm) == reduce_comms.end()) {
@@ -344,6 +347,7 @@ WireBytes Engine::Impl::wire_total() const {
   count(groups.model);
   count(shard_comm.get());
   count(replica_comm.get());
+  count(micro_batch_comm.get());
   for (const auto& [name, group] : groups.reduce) count(group.comm);
   for (const auto& [name, comm] : groups.tied) count(comm);
   return total;
