@@ -23,3 +23,6 @@ if(Python3_Interpreter_FOUND AND TARGET zerofp8_isa_v4 AND NOT ZEROFP8_SANITIZE)
       ${CMAKE_CURRENT_SOURCE_DIR}/check_isa_object.py $<TARGET_OBJECTS:zerofp8_isa_${isa}> ${isa} ${row})
   endforeach()
 endif()
+
+zerofp8_test(partition_test zerofp8_partition)
+zerofp8_test(reduce_scatter_test zerofp8_kernels)
