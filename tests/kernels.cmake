@@ -26,3 +26,5 @@ endif()
 
 zerofp8_test(partition_test zerofp8_partition)
 zerofp8_test(reduce_scatter_test zerofp8_kernels)
+zerofp8_test(accumulator_kernel_test zerofp8_kernels)
+zerofp8_test(scalar_test zerofp8_optim)
