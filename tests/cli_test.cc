@@ -138,6 +138,21 @@ TEST_F(Cli, CheckUsesTheNumberOfRanks) {
   EXPECT_EQ(run("check " + file + " --world 8 --tensor 2").code, 0);
 }
 
+TEST_F(Cli, WithoutWorldTheBatchKeysTellTheRanks) {
+  const auto triple = [&](const std::string& train) {
+    return config("{\"train_batch_size\":" + train +
+                  R"(,"train_micro_batch_size_per_gpu":2,"gradient_accumulation_steps":4})");
+  };
+  const Result four = run("check " + triple("32") + " --pipeline 2");
+  EXPECT_EQ(four.code, 0) << four.err;
+  EXPECT_HAS(four.out, "4 data x 2 pipeline x 1 tensor");
+  for (const char* train : {"33", "4", "1"}) {
+    EXPECT_EQ(run("check " + triple(train)).code, 2) << train;
+  }
+  const Result one = run("check " + config(R"({"train_batch_size":32})"));
+  EXPECT_HAS(one.out, "1 data x 1 pipeline x 1 tensor");
+}
+
 TEST_F(Cli, OptLevelArgumentMustAgreeWithTheFile) {
   EXPECT_EQ(run("check " + config("{}") + " --opt-level O3").code, 0);
   EXPECT_EQ(run("check " + config(kO2) + " --opt-level O2").code, 0);

@@ -20,8 +20,13 @@ bool use_color() {
 
 void print(std::string_view text) { fmt::print("{}", text); }
 
-Launch launch_of(const RankOptions& ranks) {
+Launch launch_of(const Config& config, const RankOptions& ranks) {
   const std::int64_t replica = std::int64_t{ranks.pipeline} * ranks.tensor;
+  if (ranks.world == 0) {
+    return {.data_ranks = implied_data_ranks(config).value_or(1),
+            .pipeline_stages = ranks.pipeline,
+            .tensor_ranks = ranks.tensor};
+  }
   if (ranks.world % replica != 0) {
     throw ArgumentError(fmt::format(
         "--world: given {}; allowed: a multiple of --pipeline ({}) x --tensor ({}); change one",
@@ -40,9 +45,9 @@ Arguments arguments_of(const RankOptions& ranks) {
   return arguments;
 }
 
-Settings settings_of(const std::string& config, const RankOptions& ranks) {
-  const Launch launch = launch_of(ranks);
-  return resolve(Config::from_file(config), launch, arguments_of(ranks));
+Settings settings_of(const std::string& path, const RankOptions& ranks) {
+  const Config config = Config::from_file(path);
+  return resolve(config, launch_of(config, ranks), arguments_of(ranks));
 }
 
 std::int64_t total_bytes(const Plan& plan) {

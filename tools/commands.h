@@ -12,7 +12,8 @@ enum ExitCode : int {
 };
 
 struct RankOptions {
-  int world = 1;  // all ranks: data x pipeline x tensor
+  int world =
+      0;  // all ranks: data x pipeline x tensor; 0 = what the batch keys imply, else 1 data rank
   int pipeline = 1;
   int tensor = 1;
   std::string opt_level;  // "" = the config's

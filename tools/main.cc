@@ -12,9 +12,11 @@ namespace {
 
 void add_rank_options(CLI::App& command, RankOptions& ranks) {
   const CLI::Range positive(1, 1 << 24);
-  command.add_option("--world", ranks.world, "All ranks: data x pipeline x tensor")
-      ->check(positive)
-      ->capture_default_str();
+  command
+      .add_option("--world", ranks.world,
+                  "All ranks: data x pipeline x tensor (default: what the three batch keys imply, "
+                  "else one data rank)")
+      ->check(positive);
   command.add_option("--pipeline", ranks.pipeline, "Pipeline stages")
       ->check(positive)
       ->capture_default_str();

@@ -3,8 +3,8 @@
 //   Config config = Config::from_file("ds_config.json");            // what was written
 //   Settings s = resolve(config, {.data_ranks = 8});                // what will run, with origins
 //
-// Nothing is allocated and nothing is sent before resolve() returns. Errors are ConfigError with the JSON
-// pointer of the key.
+// Nothing is allocated and nothing is sent before resolve() returns. Errors are ConfigError with
+// the JSON pointer of the key.
 #pragma once
 
 #include <cstdint>
@@ -63,9 +63,9 @@ struct AdamOptions {
 };
 
 struct LossScaleOptions {
-  bool enabled = false;       // fp16 only
+  bool enabled = false;  // fp16 only
   bool dynamic = false;
-  double initial = 1.0;       // the static scale, or the first dynamic one
+  double initial = 1.0;  // the static scale, or the first dynamic one
   std::int64_t window = 1000;
   int hysteresis = 2;
   bool consecutive_hysteresis = false;
@@ -80,53 +80,54 @@ struct BatchSizes {
 
 // How many ranks there are of each kind: known only after the launcher's variables were read.
 struct Launch {
-  int data_ranks = 1;       // W
+  int data_ranks = 1;  // W
   int pipeline_stages = 1;
   int tensor_ranks = 1;
 };
 
-// What `initialize`-like calls and the command line pass beside the file. A value that differs from the
-// file's is an error that names both.
+// What `initialize`-like calls and the command line pass beside the file. A value that differs from
+// the file's is an error that names both.
 struct Arguments {
   std::optional<OptLevel> opt_level;
-  std::optional<BatchSizes> auto_batch;    // values for "auto" in the batch keys
+  std::optional<BatchSizes> auto_batch;  // values for "auto" in the batch keys
   std::optional<double> auto_gradient_clipping;
-  std::optional<AdamOptions> auto_adam;    // values for "auto" under /optimizer/params
+  std::optional<AdamOptions> auto_adam;  // values for "auto" under /optimizer/params
 };
 
 // Everything that decides what runs. One validated point of the supported-combination table.
 struct Settings {
   Launch launch;
   Setting<OptLevel> opt_level;
-  Setting<DType> weight;                   // fp32, bf16 or fp16: the model's dtype
-  Setting<int> stage;                      // 0, 1, 2
-  Setting<int> shard_ranks;                // d: 1 at stage 0, else data_ranks or /zerofp8/shard_group_size
-  Setting<DType> accumulation;             // fp32, bf16, fp16, fp8_e4m3, fp8_e5m2
+  Setting<DType> weight;        // fp32, bf16 or fp16: the model's dtype
+  Setting<int> stage;           // 0, 1, 2
+  Setting<int> shard_ranks;     // d: 1 at stage 0, else data_ranks or /zerofp8/shard_group_size
+  Setting<DType> accumulation;  // fp32, bf16, fp16, fp8_e4m3, fp8_e5m2
   Setting<bool> accumulation_sharded;
-  Setting<bool> error_feedback;            // fp8 accumulators only
-  Setting<DType> gradient_wire;            // fp32, bf16, fp16, fp8_e4m3, fp8_e5m2
+  Setting<bool> error_feedback;  // fp8 accumulators only
+  Setting<DType> gradient_wire;  // fp32, bf16, fp16, fp8_e4m3, fp8_e5m2
   Setting<DType> weight_wire;
   Setting<MasterWeights> master;
-  Setting<DType> exp_avg;                  // fp32, bf16, fp16, fp8_e4m3
-  Setting<DType> exp_avg_sq;               // fp32 (v), bf16 / fp16 / fp8_ue4m4 (root of v)
-  Setting<std::int64_t> fp32_moments_below;  // smaller or one-dimensional parameters keep FP32 moments
+  Setting<DType> exp_avg;     // fp32, bf16, fp16, fp8_e4m3
+  Setting<DType> exp_avg_sq;  // fp32 (v), bf16 / fp16 / fp8_ue4m4 (root of v)
+  Setting<std::int64_t>
+      fp32_moments_below;  // smaller or one-dimensional parameters keep FP32 moments
   Setting<int> block_size;
   Setting<std::uint64_t> seed;
   Setting<std::int64_t> reduce_bucket_size;     // elements
   Setting<std::int64_t> allgather_bucket_size;  // elements
   Setting<bool> overlap_comm;
-  Setting<double> gradient_clipping;       // 0 = off
+  Setting<double> gradient_clipping;  // 0 = off
   Setting<LossScaleOptions> loss_scale;
   BatchSizes batch;
-  Setting<AdamOptions> adam;               // default hyper-parameters of every group
-  std::vector<std::string> warnings;       // e.g. bf16 accumulation of more than 256 micro-batches
+  Setting<AdamOptions> adam;          // default hyper-parameters of every group
+  std::vector<std::string> warnings;  // e.g. bf16 accumulation of more than 256 micro-batches
 };
 
 // A parsed file. Cheap to copy.
 class Config {
  public:
-  // `source` names the text in errors (a path, "dict", ...). Comments are accepted, duplicate keys and
-  // unknown keys are errors.
+  // `source` names the text in errors (a path, "dict", ...). Comments are accepted, duplicate keys
+  // and unknown keys are errors.
   static Config parse(const std::string& text, const std::string& source = "config");
   static Config from_file(const std::string& path);
   // Canonical JSON text of what was written: the same for every rank with the same config.
@@ -140,6 +141,9 @@ class Config {
   Config() = default;
   std::shared_ptr<const Impl> impl_;
 };
+
+// Data ranks that a fully written batch triple implies: train / (micro-batch x A), or nullopt.
+std::optional<int> implied_data_ranks(const Config& config);
 
 // Validates against the supported-combination table. Throws ConfigError.
 Settings resolve(const Config& config, const Launch& launch, const Arguments& arguments = {});

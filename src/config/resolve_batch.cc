@@ -40,7 +40,24 @@ std::int64_t product(std::int64_t micro, std::int64_t steps, std::int64_t ranks)
   return result;
 }
 
+// 0 = not written as a number.
+std::int64_t number_at(const Config::Impl& written, std::string_view path) {
+  const Value* value = written.find(path);
+  const auto* number = value == nullptr ? nullptr : std::get_if<std::int64_t>(&value->data);
+  return number == nullptr ? 0 : *number;
+}
+
 }  // namespace
+
+std::optional<int> implied_data_ranks(const Config& config) {
+  const std::int64_t train = number_at(config.impl(), kTrain);
+  const std::int64_t micro = number_at(config.impl(), kMicro);
+  const std::int64_t steps = number_at(config.impl(), kSteps);
+  if (train == 0 || micro == 0 || steps == 0) return std::nullopt;
+  const std::int64_t ranks = micro > train ? 0 : train / micro / steps;
+  if (ranks < 1 || ranks > (1 << 24) || ranks * micro * steps != train) return std::nullopt;
+  return static_cast<int>(ranks);
+}
 
 BatchSizes resolve_batch(const Reader& read, const Launch& launch, const Arguments& arguments) {
   const std::int64_t ranks = launch.data_ranks;
