@@ -153,11 +153,12 @@ ModelIndex model_index_from_json(const std::string& path, const std::string& tex
 }
 
 RunIndex run_index_from_json(const std::string& path, const std::string& text) {
-  RunIndex read = guarded(path, text, [](const json& v) {
+  RunIndex read = guarded(path, text, [&](const json& v) {
     RunIndex index;
     index.version = v.at("zerofp8_checkpoint").get<int>();
     if (index.version != kCheckpointVersion) return index;  // may have other fields
-    if (v.at("xxh3").get<std::string>() != checksum_of(v)) {
+    const bool as_written = text == v.dump(1) + "\n";
+    if (!as_written || v.at("xxh3").get<std::string>() != checksum_of(v)) {
       throw std::runtime_error("its checksum does not match");
     }
     index.id = v.at("id").get<std::string>();
