@@ -66,7 +66,7 @@ def main():
     run = results["runs"][0]
     if not run["plan"]:
         return
-    rows = [r for r in run["plan"]["components"] if r["bytes"] > 0]
+    rows = [r for r in run["plan"]["rows"] if r["bytes"] > 0]
     plot_bars(plt, [f"{r['name']} ({r['dtype']})" for r in rows],
               [r["bytes"] / run["parameters"] for r in rows],
               f"memory of one rank at {run['name']}", "bytes per parameter", out / "memory.png")

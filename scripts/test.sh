@@ -15,7 +15,7 @@ build_and_test() {  # preset, ctest arguments...
 }
 
 install_torch
-CMAKE_ARGUMENTS=(-DZEROFP8_BUILD_EXAMPLES=ON -DZEROFP8_TORCH_DIR="$TORCH_DIR")
+CMAKE_ARGUMENTS=(-DPython3_EXECUTABLE="$VENV/bin/python" -DZEROFP8_BUILD_EXAMPLES=ON -DZEROFP8_TORCH_DIR="$TORCH_DIR")
 build_and_test release
 if [ "${ZEROFP8_FULL:-0}" = 1 ]; then
   say "slow tests"
