@@ -4,6 +4,7 @@ import argparse
 import json
 import pathlib
 import sys
+import textwrap
 
 
 def smooth(values, window=20):
@@ -29,7 +30,8 @@ def plot_loss(plt, results, path):
 
 
 def plot_bars(plt, names, values, title, unit, path):
-    figure, axis = plt.subplots(figsize=(8, 0.6 + 0.45 * max(2, len(names))))
+    names = [textwrap.fill(name, 34) for name in names]
+    figure, axis = plt.subplots(figsize=(8, 0.9 + 0.5 * max(2, len(names))))
     bars = axis.barh(names, values, color="#4878a8")
     axis.bar_label(bars, labels=[f" {v:,.2f}" for v in values])
     axis.invert_yaxis()
