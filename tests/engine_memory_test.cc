@@ -98,6 +98,26 @@ TEST(EngineMemory, StateBytesEqualThePlan) {
   }
 }
 
+// Tied copies have a reduced gradient of their own, also where Adam reads the accumulator
+// otherwise.
+TEST(EngineMemory, TiedParametersArePlanned) {
+  for (const char* level : {"O0", "O2"}) {
+    for (const int stage : {0, 1, 2}) {
+      const Recipe recipe{.model = "bf16", .stage = stage, .level = level};
+      run_ranks(2, [&](Communicator& world) {
+        const auto data = world.split(world.rank(), 0);
+        auto specs = large_shapes();
+        specs[0].tied = "embedding";
+        Model model(specs, recipe);
+        Groups groups{.data = data.get(), .model = &world};
+        groups.tied["embedding"] = &world;
+        Engine engine(recipe.settings(1, 2), model.parameters(), groups, quiet());
+        expect_planned(engine, fmt::format("tied {} stage {}", level, stage));
+      });
+    }
+  }
+}
+
 // The figures of the published table at d = 1 and for a quarter of the state at d = 4.
 TEST(EngineMemory, BytesPerParameter) {
   struct Row {
