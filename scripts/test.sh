@@ -19,7 +19,7 @@ CMAKE_ARGUMENTS=(-DPython3_EXECUTABLE="$VENV/bin/python" -DZEROFP8_BUILD_EXAMPLE
 build_and_test release
 if [ "${ZEROFP8_FULL:-0}" = 1 ]; then
   say "slow tests"
-  ZEROFP8_SLOW=1 ctest --test-dir build/release --output-on-failure -L slow
+  ZEROFP8_SLOW=1 ctest --test-dir build/release --output-on-failure -R 'Slow|LargeMessages'
   CMAKE_ARGUMENTS=()
   build_and_test tsan -L 'comm|engine|checkpoint'
   build_and_test asan
