@@ -117,7 +117,7 @@ class GradientTaker:
     # -- hooks -----------------------------------------------------------------------------------
 
     def _watch_output(self, module, inputs, output):
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self.integration.ends_micro_batches:
             return
         me = self._self
 
@@ -140,13 +140,13 @@ class GradientTaker:
         def backward_ends():
             taker = me()
             if taker is not None and taker._open_task == task:
-                taker._end_micro_batch()
+                taker.end_micro_batch()
 
         torch.autograd.Variable._execution_engine.queue_callback(backward_ends)
 
     def _on_gradient(self, index, p):
         grad, p.grad = p.grad, None
-        if self._open_task is None:
+        if self._open_task is None and not self.integration.ends_micro_batches:
             self._announce(torch._C._current_graph_task_id())
         self._add(index, grad)
 
@@ -159,7 +159,8 @@ class GradientTaker:
         self.dirty = True
         self.engine.add_gradient(index, grad.data_ptr(), DTYPES[grad.dtype])
 
-    def _end_micro_batch(self):
+    def end_micro_batch(self):
+        """All gradients of a micro-batch are there; with a sharded accumulator it is reduced."""
         self._open_task = None
         self.engine.end_micro_batch()
         if self._marked is not None and self._marked.grad is None:

@@ -64,12 +64,20 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     >>> optimizer.step().applied
     True
     """
+    return start(model, optimizer, config, (data_parallel_group, pipeline_parallel_group,
+                                            tensor_parallel_group),
+                 opt_level=opt_level, loss_is_divided=loss_is_divided, timeout=timeout)
+
+
+def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_divided=None,
+          timeout=600.0, integration=None):
+    """``initialize`` for a trainer of the table of integrations; None: found from the groups."""
     layout = groups.Layout()
     prepared, error = None, None
     try:
-        layout = groups.Layout.of(data_parallel_group, pipeline_parallel_group,
-                                  tensor_parallel_group)
-        prepared = _Prepared(model, optimizer, config, opt_level, layout, loss_is_divided)
+        layout = groups.Layout.of(*process_groups)
+        prepared = _Prepared(model, optimizer, config, opt_level, layout, loss_is_divided,
+                             integration)
     except Error as e:  # told to all ranks first
         error = e
     if error is not None and layout.data == [0] and torch.distributed.is_initialized():
@@ -84,7 +92,7 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
 class _Prepared:
     """What one rank can check by itself; nothing is allocated and nothing is sent."""
 
-    def __init__(self, model, template, config, opt_level, layout, loss_is_divided):
+    def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration):
         check_model(model)
         check_template(template)
         self.model, self.template, self.layout = model, template, layout
@@ -96,7 +104,7 @@ class _Prepared:
         configs.check_against_template(self.config, template, self.options)
         sizes = len(layout.data), len(layout.pipeline), len(layout.tensor)
         self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
-        self.integration = integrations.choose(len(layout.pipeline))
+        self.integration = integration or integrations.choose(len(layout.pipeline))
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
         self.tied = self._find_tied()
@@ -161,7 +169,12 @@ class _Prepared:
         name = named.name if len(self.layout.pipeline) == 1 else self._stage_name(named)
         return _C.Parameter(name, list(p.shape), DTYPES[p.dtype],
                             named.weight.data_ptr(), named.group, "", named.tied,
-                            first_holder.get(named.tied, True))
+                            first_holder.get(named.tied, True) and self._first_tensor_copy(p))
+
+    def _first_tensor_copy(self, p):
+        # Megatron's mark of a slice; what has none is the same on all tensor ranks.
+        sliced = getattr(p, "tensor_model_parallel", False) or getattr(p, "model_parallel", False)
+        return bool(sliced) or self.layout.rank == self.layout.tensor[0]
 
     def _stage_name(self, named):
         # Names of different stages may be the same ("0.weight"); checkpoints and the random stream need distinct ones.

@@ -24,12 +24,15 @@ class Integration:
         gradients by then, so that this has no effect and the engine divides.
     takes_leftovers : bool
         Whether gradients that no hook has seen are taken at ``step()``.
+    ends_micro_batches : bool
+        The trainer says when a micro-batch ends: one may take several backward passes.
     """
 
     name: str
     loss_is_divided: bool | None
     trainer_scales_grads: bool
     takes_leftovers: bool
+    ends_micro_batches: bool = False
 
 
 # Each row is held by a test in tests/python.
@@ -38,6 +41,8 @@ INTEGRATIONS = {
     # Schedules divide p.grad by their micro-batches at the end (scale_grads=True), which finds nothing. Zero-bubble
     # schedules compute weight gradients outside of backward: those were divided, so that they are refused.
     "pipelining": Integration("torch.distributed.pipelining", False, True, False),
+    # engine.backward and the pipeline's last stage divide the loss by gradient_accumulation_steps.
+    "deepspeed": Integration("DeepSpeed", True, False, True, ends_micro_batches=True),
 }
 
 
