@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -20,13 +21,13 @@ def _child(rank, size, path, function, arguments, pipe):
             store = dist.FileStore(path, size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size,
                                     timeout=timedelta(seconds=60))
-        pipe.send(("value", function(rank, *arguments)))
+        pipe.send_bytes(pickle.dumps(("value", function(rank, *arguments))))
     except BaseException as error:  # sent to the test, with its trace
         text = traceback.format_exc()
         try:
-            pipe.send(("error", error, text))
+            pipe.send_bytes(pickle.dumps(("error", error, text)))
         except Exception:
-            pipe.send(("error", RuntimeError(repr(error)), text))
+            pipe.send_bytes(pickle.dumps(("error", RuntimeError(repr(error)), text)))
     pipe.close()
     os._exit(0)  # no atexit handlers of the parent's
 
@@ -69,7 +70,7 @@ def _collect(pipes, deadline, errors, kill):
         if not pipe.poll(max(0, deadline - time.monotonic())):
             raise AssertionError(f"rank {rank} did not end in time")
         try:
-            answers.append(pipe.recv())
+            answers.append(pickle.loads(pipe.recv_bytes()))
         except EOFError:
             if rank not in kill:
                 raise AssertionError(f"rank {rank} ended without an answer") from None
