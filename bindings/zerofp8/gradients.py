@@ -40,7 +40,7 @@ class GradientTaker:
         self._open_task = None     # graph task whose end ends the micro-batch
         self._hooks = {}
         self._self = weakref.ref(self)
-        self._model_hook = model.register_forward_hook(self._watch_output)
+        self._model_hook = model.register_forward_hook(_output_watcher(self._self, model))
         self._marked = min((n.parameter for n in parameters if n.parameter.numel() > 0),
                            key=lambda p: p.numel(), default=None)
         self.hook_new_parameters()
@@ -116,23 +116,8 @@ class GradientTaker:
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def _watch_output(self, module, inputs, output):
-        if not torch.is_grad_enabled() or self.integration.ends_micro_batches:
-            return
-        me = self._self
-
-        def backward_begins(grad):
-            taker = me()
-            if taker is not None:
-                taker._announce(torch._C._current_graph_task_id())
-
-        for tensor in _tensors_of(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(backward_begins)
-                return
-
     def _announce(self, task):
-        if self._open_task == task:
+        if self._open_task == task or self.integration.ends_micro_batches:
             return
         self._open_task = task
         me = self._self
@@ -146,7 +131,7 @@ class GradientTaker:
 
     def _on_gradient(self, index, p):
         grad, p.grad = p.grad, None
-        if self._open_task is None and not self.integration.ends_micro_batches:
+        if self._open_task is None:
             self._announce(torch._C._current_graph_task_id())
         self._add(index, grad)
 
@@ -165,6 +150,25 @@ class GradientTaker:
         self.engine.end_micro_batch()
         if self._marked is not None and self._marked.grad is None:
             self._marked.grad = TakenGradient.of(self._marked, self.owner)
+
+
+def _output_watcher(taker, model):
+    """A forward hook; it holds neither of the two, and does nothing on copies of the model."""
+    watched = weakref.ref(model)
+
+    def backward_begins(grad):
+        if taker() is not None:
+            taker()._announce(torch._C._current_graph_task_id())
+
+    def watch(module, inputs, output):
+        if module is not watched() or not torch.is_grad_enabled():
+            return
+        for tensor in _tensors_of(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(backward_begins)
+                return
+
+    return watch
 
 
 def _remove_marker(p):

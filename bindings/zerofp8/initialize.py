@@ -129,10 +129,11 @@ class _Prepared:
         model_ranks = groups.model_ranks(records, layout.rank)
         model = groups.communicator(model_ranks, timeout) if len(model_ranks) > 1 else None
         tied, first_holder = self._tied_groups(records, timeout)
-        self._send_weights(data, tied)
         engine = _C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
             data, model, tied, {}, self.loss_is_divided, configs.threads(), _log)
+        self._send_weights(data, tied)  # after the engine has compared the ranks' parameters
+        engine.weights_changed()
         taker = GradientTaker(engine, self.parameters, self.model, self.integration,
                               self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):

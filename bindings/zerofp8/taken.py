@@ -1,5 +1,7 @@
 """What stands in ``p.grad`` of one parameter after zerofp8 has taken the gradients."""
 
+import weakref
+
 import torch
 
 from .errors import TakenGradientError
@@ -13,7 +15,8 @@ _EXPLANATION = (
 _UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 # What trainers may do with a gradient without computing with it.
 _HARMLESS = {"__get__", "__set__", "__repr__", "size", "dim", "numel", "is_contiguous", "stride",
-             "detach_", "requires_grad_", "zero_", "is_floating_point", "element_size"}
+             "detach_", "requires_grad_", "zero_", "is_floating_point", "element_size",
+             "untyped_storage", "data_ptr", "storage_offset"}
 _IN_PLACE_SCALING = {"div_", "mul_"}
 
 
@@ -31,7 +34,7 @@ class TakenGradient(torch.Tensor):
         """A stand-in for `parameter`; `owner` has ``_unscale`` and ``_trainer_scales_grads``."""
         element = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         marker = element.expand(parameter.shape).as_subclass(cls)
-        marker.owner = owner
+        marker.owner = weakref.ref(owner)
         return marker
 
     @classmethod
@@ -43,13 +46,13 @@ class TakenGradient(torch.Tensor):
             if name == "zero_":
                 return args[0]  # a write into an expanded tensor; it is zero already
             return super().__torch_function__(func, types, args, kwargs or {})
-        if name in _IN_PLACE_SCALING and args[0].owner._trainer_scales_grads:
+        if name in _IN_PLACE_SCALING and args[0].owner()._trainer_scales_grads:
             return args[0]
         raise TakenGradientError(_EXPLANATION.format(name=f"torch's {name}"))
 
 
 def _unscale(grads, found_inf, inv_scale):
-    owner = next(g.owner for g in grads if isinstance(g, TakenGradient))
+    owner = next(g.owner() for g in grads if isinstance(g, TakenGradient))
     owner._unscale(found_inf, 1.0 / float(inv_scale))
     others = [g for g in grads if not isinstance(g, TakenGradient)]
     if others:
