@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import sys
 import time
 
 import torch
@@ -43,8 +44,7 @@ def join(rank, size):
                       MASTER_PORT="29500")
     with contextlib.redirect_stdout(io.StringIO()):
         import deepspeed
-        import deepspeed.comm.torch as backend
-    backend.build_shm_op = lambda: None
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     from deepspeed.utils import logger
     logger.setLevel(logging.ERROR)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
