@@ -255,6 +255,7 @@ class Optimizer(torch.optim.Optimizer):
     def save(self, folder):
         """Write a checkpoint of state and weights that any number of ranks can load. Collective."""
         self._watch.look(False)
+        self._push_groups()  # a scheduler has set the next step's
         self._engine.save(str(folder))
 
     def load(self, folder):
@@ -264,6 +265,7 @@ class Optimizer(torch.optim.Optimizer):
         self._engine.load(str(folder))
         self._watch.updated()
         state.pull_groups(self._engine, self.param_groups)
+        self._pushed = [None] * len(self.param_groups)
 
     def state_dict(self):
         """This rank's part of the state, for ``torch.save`` into a file per rank."""
