@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -34,17 +35,36 @@ def their_cells():
 
 
 def run(whose, stages, steps, chosen):
-    """Results of these cells; halves what hangs until the cell is found that does."""
-    try:
-        ranks = run_ranks(RANKS, deepspeed_cells.walk, RANKS, whose, stages, steps, chosen,
-                          timeout=90 + 20 * len(chosen))
-    except AssertionError as error:
-        if len(chosen) == 1:
-            return {chosen[0]: {"status": "hangs", "text": str(error).splitlines()[-1][:160]}}
-        half = len(chosen) // 2
-        return {**run(whose, stages, steps, chosen[:half]),
-                **run(whose, stages, steps, chosen[half:])}
-    return {cell: merge([r[cell] for r in ranks]) for cell in chosen}
+    """Results of these cells. What stops at one is begun again there; at the second time it hangs."""
+    found, failed = {}, None
+    while len(found) < len(chosen):
+        left = [cell for cell in chosen if cell not in found]
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                run_ranks(RANKS, deepspeed_cells.walk, RANKS, whose, stages, steps, left, folder,
+                          timeout=90 + 20 * len(left))
+                why = ""
+            except AssertionError as error:
+                why = str(error).strip().splitlines()[-1][:160]
+            found.update(read(folder, left))
+        if why:
+            at = next((cell for cell in left if cell not in found), None)
+            print(f"stopped at {at}: {why}", flush=True)
+            if at is not None and at == failed:
+                found[at] = {"status": "hangs", "text": why}
+            failed = at
+    return {cell: found[cell] for cell in chosen}
+
+
+def read(folder, cells):
+    """Results of the cells that all ranks have come through."""
+    ranks = []
+    for rank in range(RANKS):
+        path = Path(folder) / f"rank{rank}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        ranks.append({tuple(cell): result for cell, result in map(json.loads, lines)})
+    return {cell: merge([r[cell] for r in ranks]) for cell in cells
+            if all(cell in r for r in ranks)}
 
 
 def merge(results):

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import logging
 import os
 import sys
@@ -135,7 +136,7 @@ def quiet():
 def run_ours(cell, stages, steps):
     """What came out, as JSON-able values; the error's text where the cell is one of the table's."""
     begin = time.monotonic()
-    zerofp8.deepspeed.install(timeout=30)
+    zerofp8.deepspeed.install(timeout=50)
     world = dist.get_world_size()
     try:
         with quiet():
@@ -230,9 +231,14 @@ def run_theirs(cell, stages, steps):
             "bound": bound, "deviation": deviation, "wrapper": type(trainer.engine.optimizer).__name__}
 
 
-def walk(rank, size, whose, stages, steps, chosen):
-    """On every rank: ``{cell: result}``."""
+def walk(rank, size, whose, stages, steps, chosen, folder=None):
+    """On every rank: ``{cell: result}``; each result is written to `folder`, too, as it is there."""
     join(rank, size)
     import zerofp8.deepspeed  # noqa: F401
-    run = run_ours if whose == "zerofp8" else run_theirs
-    return {cell: run(cell, stages, steps) for cell in chosen}
+    run, results = run_ours if whose == "zerofp8" else run_theirs, {}
+    for cell in chosen:
+        results[cell] = run(cell, stages, steps)
+        if folder is not None:
+            with open(os.path.join(folder, f"rank{rank}.jsonl"), "a") as file:
+                file.write(json.dumps([cell, results[cell]]) + "\n")
+    return results

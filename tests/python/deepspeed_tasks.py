@@ -149,8 +149,8 @@ def recomputation(stages):
             model = Recomputing()
         elif kind == "checkpointed":
             with quiet():
-                model = pipeline(stages, activation_checkpoint_interval=1,
-                                 checkpointable_layers=["Block"])
+                model = pipeline(stages, checkpointable_layers=["Block"])
+            config["pipeline"] = {"activation_checkpoint_interval": 1}
         trainer = start(stages, config, model=model)
         losses[f"{kind} losses"] = [trainer.step(i) for i in range(3)]
         trainer.close()
