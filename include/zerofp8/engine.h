@@ -73,6 +73,25 @@ struct StepReport {
   std::int64_t unused_parameters = 0;  // without a gradient on any rank: not touched
 };
 
+// One piece of this rank's state as it lies in memory: codes, scales or remainder bits of a run of
+// elements of one parameter. Valid as long as the engine.
+struct StatePiece {
+  int parameter = 0;
+  std::string name;   // "exp_avg@0", "exp_avg.scale@0", "master@128", ...: component@first element
+  std::string dtype;  // safetensors' name: "F32", "U8", ...
+  std::span<std::byte> bytes;
+};
+
+// What else a state consists of. The same on all ranks of a slice.
+struct StateCounters {
+  std::int64_t applied = 0, skipped = 0;
+  double loss_scale = 1;
+  std::int64_t clean_steps = 0;
+  int hysteresis_left = 0;
+  std::vector<std::int64_t> steps;  // Adam's t per parameter
+  std::vector<double> guard_c;      // C_t of the guard per parameter
+};
+
 enum class StateKind : std::uint8_t { kGradient, kMaster, kExpAvg, kExpAvgSq };
 
 class Engine {
@@ -104,6 +123,10 @@ class Engine {
 
   // Multiply the loss by it before backward. 1 unless fp16 is on.
   double loss_scale() const;
+  // For trainers with a loss scaler of their own: the gradients of this step carry this factor,
+  // too. Before reduce_gradients(), the same on all ranks; 1 again after the step. Throws
+  // ArgumentError for a factor that is not a positive number.
+  void set_trainer_loss_scale(double scale);
   AdamOptions& group(int index);  // lr, betas, eps, weight decay of the next step
   int group_count() const;
   std::int64_t applied_steps() const;
@@ -124,15 +147,22 @@ class Engine {
   // between reduce_gradients() and step(); kExpAvgSq: v, also where its root is stored.
   std::vector<float> full_state(int parameter, StateKind kind);
 
-  // Saves the state as a new folder ROOT/step-NNNNNNNN: safetensors shards and JSON indices, written to a
-  // temporary name, synced, renamed; then ROOT/latest names it. A kill at any time leaves the last
-  // complete checkpoint as it was. Collective; between steps only. Throws CheckpointError, the same on
-  // every rank.
+  // This rank's part of the state, for callers that keep it in a file of their own: fill the pieces
+  // and give the counters back on the same number of ranks. Weights are not among the pieces.
+  // Between steps only.
+  std::vector<StatePiece> state_pieces();
+  StateCounters counters() const;
+  void restore_counters(const StateCounters& counters);
+
+  // Saves the state as a new folder ROOT/step-NNNNNNNN: safetensors shards and JSON indices,
+  // written to a temporary name, synced, renamed; then ROOT/latest names it. A kill at any time
+  // leaves the last complete checkpoint as it was. Collective; between steps only. Throws
+  // CheckpointError, the same on every rank.
   void save(const std::string& root);
-  // Loads what ROOT/latest names (or ROOT itself, if it is one checkpoint), saved on any number of data
-  // ranks. Everything is checked before anything is overwritten. Hyper-parameters of the groups, loss
-  // scale, counters and weights come back too. Between steps only. Throws CheckpointError, the same
-  // on every rank.
+  // Loads what ROOT/latest names (or ROOT itself, if it is one checkpoint), saved on any number of
+  // data ranks. Everything is checked before anything is overwritten. Hyper-parameters of the
+  // groups, loss scale, counters and weights come back too. Between steps only. Throws
+  // CheckpointError, the same on every rank.
   void load(const std::string& root);
 
   struct Impl;

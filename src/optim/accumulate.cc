@@ -233,6 +233,7 @@ void Engine::Impl::clear_gradients() {
   open_micro_batch = false;
   next_flush = 0;
   reduced = false;
+  trainer_scale = 1;
 }
 
 }  // namespace zerofp8

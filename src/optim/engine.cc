@@ -1,6 +1,8 @@
 // The public face of the engine.
 #include "zerofp8/engine.h"
 
+#include <cmath>
+
 #include "src/optim/engine_impl.h"
 #include "zerofp8/error.h"
 
@@ -31,6 +33,16 @@ void Engine::discard_gradients() {
 }
 
 double Engine::loss_scale() const { return impl_->scaler.scale(); }
+void Engine::set_trainer_loss_scale(double scale) {
+  if (!(scale > 0) || !std::isfinite(scale)) {
+    throw ArgumentError("set_trainer_loss_scale: given " + std::to_string(scale) +
+                        "; allowed: a finite number above 0");
+  }
+  if (impl_->reduced) {
+    throw ArgumentError("set_trainer_loss_scale: gradients were reduced already; call it before");
+  }
+  impl_->trainer_scale = scale;
+}
 AdamOptions& Engine::group(int index) {
   if (index < 0 || index >= group_count()) {
     throw ArgumentError("group " + std::to_string(index) + " of " + std::to_string(group_count()));
@@ -54,6 +66,9 @@ const std::vector<Parameter>& Engine::parameters() const { return impl_->paramet
 const Allocator& Engine::allocator() const { return impl_->allocator; }
 
 void Engine::weights_changed() { impl_->reset_masters(); }
+std::vector<StatePiece> Engine::state_pieces() { return impl_->state_pieces(); }
+StateCounters Engine::counters() const { return impl_->counters(); }
+void Engine::restore_counters(const StateCounters& counters) { impl_->restore_counters(counters); }
 void Engine::save(const std::string& root) { impl_->save(root); }
 void Engine::load(const std::string& root) { impl_->load(root); }
 std::vector<float> Engine::full_state(int parameter, StateKind kind) {

@@ -85,6 +85,7 @@ struct Engine::Impl {
   bool open_micro_batch = false;   // gradients since the last end_micro_batch
   int next_flush = 0;              // sharded: first bucket that this micro-batch has not flushed
   bool reduced = false;
+  double trainer_scale = 1;  // of this step's gradients, by a loss scaler of the trainer
   Agreement agreed;
   WireBytes wire_before;
   float max_weight = 0;  // of this rank's fp16 weights so far
@@ -147,6 +148,9 @@ struct Engine::Impl {
   std::vector<float> full_state(int parameter, StateKind kind);
   void decode_state(const BucketState& b, const Segment& s, std::int64_t at, StateKind kind,
                     float* out);
+  std::vector<StatePiece> state_pieces();
+  StateCounters counters() const;
+  void restore_counters(const StateCounters& counters);
 
   // checkpoint_save.cc, checkpoint_load.cc
   std::vector<StoredTensor> stored_tensors(BucketState& b, const Segment& s, std::int64_t at);

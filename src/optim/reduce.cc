@@ -12,12 +12,12 @@ constexpr std::uint32_t kNotFinite = 0x7F800000u;
 
 }  // namespace
 
-// 1 / (divisor * A * loss scale) in float64, rounded once. A = 1 where the trainer divided its
+// 1 / (divisor * A * loss scales) in float64, rounded once. A = 1 where the trainer divided its
 // loss.
 float Engine::Impl::gradient_factor(const BucketState& b) const {
   const double a =
       options.loss_is_divided ? 1.0 : static_cast<double>(settings.batch.accumulation_steps);
-  return static_cast<float>(1.0 / (b.divisor * a * scaler.scale()));
+  return static_cast<float>(1.0 / (b.divisor * a * scaler.scale() * trainer_scale));
 }
 
 // FP32 memory of the state range: the reduced buffer, or the FP32 accumulator itself.

@@ -1,4 +1,6 @@
 // Whole tensors for callers: gradient, master, moments, gathered over the ranks that hold them.
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "src/optim/engine_impl.h"
@@ -61,6 +63,46 @@ std::vector<float> Engine::Impl::full_state(int parameter, StateKind kind) {
   b.reduce_comm->all_reduce(std::span<std::int32_t>(bits), ReduceOp::kSum);
   std::memcpy(values.data(), bits.data(), values.size() * sizeof(float));
   return values;
+}
+
+std::vector<StatePiece> Engine::Impl::state_pieces() {
+  std::vector<StatePiece> pieces;
+  for (BucketState& b : buckets) {
+    for (const Segment& s : b.state_segments) {
+      for (const StoredTensor& t : stored_tensors(b, s, s.offset)) {
+        if (t.component == "weight") continue;
+        const auto bytes = static_cast<std::size_t>(t.items(s.elements) * t.item_bytes);
+        pieces.push_back({s.parameter, fmt::format("{}@{}", t.component, s.parameter_offset),
+                          t.dtype, std::span(t.data, bytes)});
+      }
+    }
+  }
+  return pieces;
+}
+
+StateCounters Engine::Impl::counters() const {
+  const LossScaler::State state = scaler.state();
+  StateCounters c{applied, skipped, state.scale, state.clean_steps, state.hysteresis_left, {}, {}};
+  for (const ParameterState& p : states) {
+    c.steps.push_back(p.step);
+    c.guard_c.push_back(p.guard_c);
+  }
+  return c;
+}
+
+void Engine::Impl::restore_counters(const StateCounters& c) {
+  if (c.steps.size() != states.size() || c.guard_c.size() != states.size()) {
+    throw ArgumentError(fmt::format("restore_counters: given {} parameters; allowed: {}",
+                                    c.steps.size(), states.size()));
+  }
+  applied = c.applied;
+  skipped = c.skipped;
+  scaler.restore({c.loss_scale, c.clean_steps, c.hysteresis_left});
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    states[i].step = c.steps[i];
+    states[i].guard_c = c.guard_c[i];
+  }
+  scan_fp16_weights();
 }
 
 }  // namespace zerofp8

@@ -209,7 +209,7 @@ StepReport Engine::Impl::step() {
   StepReport report;
   report.micro_batches = micro_batches;
   report.grad_norm = agreed.norm;
-  report.loss_scale = scaler.scale();
+  report.loss_scale = scaler.scale() * trainer_scale;
   report.bad_parameter = agreed.bad_parameter;
   report.bad_rank = agreed.bad_rank;
   std::string reason = agreed.bad

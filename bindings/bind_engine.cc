@@ -1,0 +1,253 @@
+// The engine: owns its communicators, releases the GIL wherever it may wait.
+#include <fmt/format.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "zerofp8/engine.h"
+#include "zerofp8/error.h"
+
+namespace py = pybind11;
+
+namespace zerofp8::python {
+namespace {
+
+using Release = py::call_guard<py::gil_scoped_release>;
+using SharedComm = std::shared_ptr<Communicator>;
+
+DType dtype_from(const std::string& name) {
+  const auto dtype = dtype_from_string(name);
+  if (!dtype) throw ArgumentError("dtype \"" + name + "\"; allowed: fp32, bf16, fp16");
+  return *dtype;
+}
+
+struct EngineArguments {
+  Settings settings;
+  std::vector<Parameter> parameters;
+  std::vector<AdamOptions> groups;
+  SharedComm data, model;
+  std::map<std::string, SharedComm> tied;
+  std::map<std::string, std::pair<SharedComm, double>> reduce;
+  bool loss_is_divided = false;
+  int threads = 1;
+};
+
+// An engine and the communicators that must outlive it.
+class PyEngine {
+ public:
+  PyEngine(EngineArguments a, std::function<void(const std::string&)> log)
+      : data_(std::move(a.data)),
+        model_(std::move(a.model)),
+        tied_(std::move(a.tied)),
+        reduce_(std::move(a.reduce)) {
+    Groups groups{.data = data_.get(), .model = model_.get(), .reduce = {}, .tied = {}};
+    for (const auto& [name, comm] : tied_) groups.tied[name] = comm.get();
+    for (const auto& [name, group] : reduce_) {
+      groups.reduce[name] = {group.first.get(), group.second};
+    }
+    const py::gil_scoped_release release;
+    engine_ = std::make_unique<Engine>(
+        a.settings, std::move(a.parameters), groups,
+        EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads, std::move(log)});
+  }
+
+  Engine& engine() {
+    if (!engine_) throw ArgumentError("the engine is closed");
+    return *engine_;
+  }
+  void close() { engine_.reset(); }
+  int data_rank() const { return data_->rank(); }
+
+ private:
+  SharedComm data_, model_;
+  std::map<std::string, SharedComm> tied_;
+  std::map<std::string, std::pair<SharedComm, double>> reduce_;
+  std::unique_ptr<Engine> engine_;
+};
+
+void bind_report(py::module_& m) {
+  py::class_<StepReport>(m, "StepReport")
+      .def_readonly("applied", &StepReport::applied)
+      .def_readonly("step", &StepReport::step)
+      .def_readonly("skipped_steps", &StepReport::skipped_steps)
+      .def_readonly("micro_batches", &StepReport::micro_batches)
+      .def_readonly("grad_norm", &StepReport::grad_norm)
+      .def_readonly("clip_coefficient", &StepReport::clip_coefficient)
+      .def_readonly("clipped_norm", &StepReport::clipped_norm)
+      .def_readonly("loss_scale", &StepReport::loss_scale)
+      .def_readonly("next_loss_scale", &StepReport::next_loss_scale)
+      .def_readonly("bad_parameter", &StepReport::bad_parameter)
+      .def_readonly("bad_rank", &StepReport::bad_rank)
+      .def_readonly("unused_parameters", &StepReport::unused_parameters)
+      .def_property_readonly("wire", [](const StepReport& r) { return wire_as_map(r.wire); })
+      .def("__repr__", [](const StepReport& r) {
+        return fmt::format(
+            "StepReport(applied={}, step={}, skipped_steps={}, micro_batches={}, grad_norm={:.6g}, "
+            "clip_coefficient={:.6g}, loss_scale={:g}{})",
+            r.applied ? "True" : "False", r.step, r.skipped_steps, r.micro_batches, r.grad_norm,
+            r.clip_coefficient, r.loss_scale,
+            r.bad_parameter.empty()
+                ? ""
+                : fmt::format(", bad_parameter='{}', bad_rank={}", r.bad_parameter, r.bad_rank));
+      });
+}
+
+void bind_parameter(py::module_& m) {
+  py::class_<Parameter>(m, "Parameter")
+      .def(py::init([](const std::string& name, const std::vector<std::int64_t>& shape,
+                       const std::string& dtype, std::uintptr_t weight, int group,
+                       const std::string& reduce_group, const std::string& tied,
+                       bool counts_in_norm) {
+             Parameter p;
+             p.spec = {.name = name,
+                       .shape = shape,
+                       .dtype = dtype_from(dtype),
+                       .group = group,
+                       .reduce_group = reduce_group,
+                       .tied = tied,
+                       .counts_in_norm = counts_in_norm};
+             p.weight = reinterpret_cast<void*>(weight);
+             return p;
+           }),
+           py::arg("name"), py::arg("shape"), py::arg("dtype"), py::arg("weight"),
+           py::arg("group") = 0, py::arg("reduce_group") = "", py::arg("tied") = "",
+           py::arg("counts_in_norm") = true);
+}
+
+void bind_state(py::class_<PyEngine>& engine) {
+  engine
+      .def("full_state",
+           [](PyEngine& e, int parameter, const std::string& kind) {
+             const std::map<std::string, StateKind> kinds = {{"gradient", StateKind::kGradient},
+                                                             {"master", StateKind::kMaster},
+                                                             {"exp_avg", StateKind::kExpAvg},
+                                                             {"exp_avg_sq", StateKind::kExpAvgSq}};
+             const auto found = kinds.find(kind);
+             if (found == kinds.end()) {
+               throw ArgumentError("full_state: given \"" + kind +
+                                   "\"; allowed: gradient, master, exp_avg, exp_avg_sq");
+             }
+             std::vector<float> values;
+             {
+               const py::gil_scoped_release release;
+               values = e.engine().full_state(parameter, found->second);
+             }
+             return py::bytes(reinterpret_cast<const char*>(values.data()),
+                              values.size() * sizeof(float));
+           })
+      .def("state_pieces",
+           [](PyEngine& e) {
+             py::list list;
+             for (const StatePiece& p : e.engine().state_pieces()) {
+               list.append(py::make_tuple(p.parameter, p.name, p.dtype,
+                                          reinterpret_cast<std::uintptr_t>(p.bytes.data()),
+                                          p.bytes.size()));
+             }
+             return list;
+           })
+      .def("counters",
+           [](PyEngine& e) {
+             const StateCounters c = e.engine().counters();
+             py::dict d;
+             d["applied"] = c.applied;
+             d["skipped"] = c.skipped;
+             d["loss_scale"] = c.loss_scale;
+             d["clean_steps"] = c.clean_steps;
+             d["hysteresis_left"] = c.hysteresis_left;
+             d["steps"] = c.steps;
+             d["guard_c"] = c.guard_c;
+             return d;
+           })
+      .def("restore_counters", [](PyEngine& e, const py::dict& d) {
+        e.engine().restore_counters(
+            {d["applied"].cast<std::int64_t>(), d["skipped"].cast<std::int64_t>(),
+             d["loss_scale"].cast<double>(), d["clean_steps"].cast<std::int64_t>(),
+             d["hysteresis_left"].cast<int>(), d["steps"].cast<std::vector<std::int64_t>>(),
+             d["guard_c"].cast<std::vector<double>>()});
+      });
+}
+
+void bind_plan(py::class_<PyEngine>& engine) {
+  engine.def("plan_table", [](PyEngine& e) { return plan_table(e.engine().plan()); })
+      .def("plan_json", [](PyEngine& e) { return plan_json(e.engine().plan()); })
+      .def("settings_table", [](PyEngine& e) { return settings_table(e.engine().settings()); })
+      .def("planned_state_bytes", [](PyEngine& e) { return e.engine().plan().state_bytes(); })
+      .def("bytes_per_parameter",
+           [](PyEngine& e) { return e.engine().plan().bytes_per_parameter(); })
+      .def("allocated_bytes", [](PyEngine& e) {
+        std::map<std::string, std::size_t> bytes;
+        for (int i = 0; i < kComponentCount; ++i) {
+          const auto component = static_cast<Component>(i);
+          bytes[std::string(to_string(component))] = e.engine().allocator().bytes(component);
+        }
+        return bytes;
+      });
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  bind_parameter(m);
+  bind_report(m);
+  py::class_<PyEngine> engine(m, "Engine");
+  engine
+      .def(py::init([](const Settings& settings, std::vector<Parameter> parameters,
+                       std::vector<AdamOptions> groups, SharedComm data, SharedComm model,
+                       std::map<std::string, SharedComm> tied,
+                       std::map<std::string, std::pair<SharedComm, double>> reduce,
+                       bool loss_is_divided, int threads,
+                       std::function<void(const std::string&)> log) {
+             return std::make_unique<PyEngine>(
+                 EngineArguments{settings, std::move(parameters), std::move(groups),
+                                 std::move(data), std::move(model), std::move(tied),
+                                 std::move(reduce), loss_is_divided, threads},
+                 std::move(log));
+           }),
+           py::arg("settings"), py::arg("parameters"), py::arg("groups"), py::arg("data"),
+           py::arg("model") = nullptr, py::arg("tied") = std::map<std::string, SharedComm>{},
+           py::arg("reduce") = std::map<std::string, std::pair<SharedComm, double>>{},
+           py::arg("loss_is_divided") = false, py::arg("threads") = 1, py::arg("log") = nullptr)
+      .def("close", &PyEngine::close, Release())
+      .def(
+          "add_gradient",
+          [](PyEngine& e, int parameter, std::uintptr_t data, const std::string& dtype) {
+            e.engine().add_gradient(parameter, reinterpret_cast<const void*>(data),
+                                    dtype_from(dtype));
+          },
+          py::arg("parameter"), py::arg("data"), py::arg("dtype"), Release())
+      .def(
+          "end_micro_batch", [](PyEngine& e) { e.engine().end_micro_batch(); }, Release())
+      .def(
+          "reduce_gradients", [](PyEngine& e) { e.engine().reduce_gradients(); }, Release())
+      .def(
+          "step", [](PyEngine& e) { return e.engine().step(); }, Release())
+      .def(
+          "discard_gradients", [](PyEngine& e) { e.engine().discard_gradients(); }, Release())
+      .def("grad_norm", [](PyEngine& e) { return e.engine().grad_norm(); })
+      .def("loss_scale", [](PyEngine& e) { return e.engine().loss_scale(); })
+      .def("set_trainer_loss_scale",
+           [](PyEngine& e, double scale) { e.engine().set_trainer_loss_scale(scale); })
+      .def("set_group",
+           [](PyEngine& e, int i, const AdamOptions& options) { e.engine().group(i) = options; })
+      .def("get_group", [](PyEngine& e, int i) { return e.engine().group(i); })
+      .def("data_rank", &PyEngine::data_rank)
+      .def("applied_steps", [](PyEngine& e) { return e.engine().applied_steps(); })
+      .def("skipped_steps", [](PyEngine& e) { return e.engine().skipped_steps(); })
+      .def("step_of", [](PyEngine& e, int parameter) { return e.engine().step_of(parameter); })
+      .def(
+          "weights_changed", [](PyEngine& e) { e.engine().weights_changed(); }, Release())
+      .def(
+          "save", [](PyEngine& e, const std::string& root) { e.engine().save(root); }, Release())
+      .def(
+          "load", [](PyEngine& e, const std::string& root) { e.engine().load(root); }, Release());
+  bind_state(engine);
+  bind_plan(engine);
+}
+
+}  // namespace zerofp8::python

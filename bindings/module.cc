@@ -1,0 +1,53 @@
+// The extension zerofp8._C: errors, then what the other files bind. Everything that is meant for
+// users is wrapped by the Python package.
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "bindings/bind.h"
+#include "zerofp8/config.h"
+#include "zerofp8/error.h"
+
+namespace py = pybind11;
+
+namespace zerofp8::python {
+namespace {
+
+// The Python classes of zerofp8/errors.py, which carry the parts of an error as attributes.
+template <class... Args>
+void raise(const char* name, Args&&... args) {
+  const py::object type = py::module_::import("zerofp8.errors").attr(name);
+  const py::object error = type(std::forward<Args>(args)...);
+  PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const UnsupportedError& e) {
+    raise("UnsupportedError", e.pointer(), e.given(), e.allowed(), e.fix());
+  } catch (const ConfigError& e) {
+    raise("ConfigError", e.pointer(), e.given(), e.allowed(), e.fix());
+  } catch (const CommError& e) {
+    raise("CommError", e.what(), e.absent_ranks());
+  } catch (const CheckpointError& e) {
+    raise("CheckpointError", e.what(), e.file());
+  } catch (const NumericError& e) {
+    raise("NumericError", e.what());
+  } catch (const ArgumentError& e) {
+    raise("ArgumentError", e.what());
+  } catch (const Error& e) {
+    raise("Error", e.what());
+  }
+}
+
+}  // namespace
+}  // namespace zerofp8::python
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ engine of zerofp8; use the package zerofp8 instead.";
+  py::register_exception_translator(&zerofp8::python::translate);
+  zerofp8::python::bind_config(m);
+  zerofp8::python::bind_comm(m);
+  zerofp8::python::bind_engine(m);
+}

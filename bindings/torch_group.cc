@@ -1,0 +1,245 @@
+#include "bindings/torch_group.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <thread>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <utility>
+
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kChunkBytes = std::size_t{1} << 30;
+// A rank that has waited so long says so in the store; afterwards it is not taken for absent.
+constexpr milliseconds kPatience{1000};
+// How long a failed rank lets the others say that they were there, too.
+constexpr milliseconds kGrace{1500};
+
+at::Tensor bytes_view(const void* data, std::size_t bytes) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)},
+                       at::TensorOptions().dtype(at::kByte));
+}
+
+// c10's errors carry a C++ stack after the first line.
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+class C10dGroup final : public TorchGroup {
+ public:
+  explicit C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group)
+      : group_(std::move(group)),
+        backend_(group_->getBackendName()),
+        device_(backend_ == "nccl" ? at::Device(at::kCUDA, device_index()) : at::Device(at::kCPU)) {
+    if (backend_ == "custom" || backend_ == "undefined") backend_ = "gloo";
+    try {
+      store_ = group_->getStore();
+    } catch (const std::exception&) {  // absent ranks cannot be named then
+    }
+  }
+
+  int rank() const override { return group_->getRank(); }
+  int size() const override { return group_->getSize(); }
+  std::string backend() const override { return backend_; }
+
+  void all_gather_note(const void* send, void* recv, std::size_t bytes,
+                       const GroupCall& call) override {
+    const auto ranks = static_cast<std::size_t>(size());
+    const at::Tensor mine = to_device(bytes_view(send, bytes).clone());
+    at::Tensor all = at::empty({static_cast<std::int64_t>(bytes * ranks)}, mine.options());
+    c10d::AllgatherOptions options;
+    options.timeout = call.timeout;
+    run(
+        [&, mine]() mutable {
+          return group_->_allgather_base(all, const_cast<at::Tensor&>(mine), options);
+        },
+        {mine, all}, call);
+    const at::Tensor host = all.cpu();
+    std::memcpy(recv, host.data_ptr(), bytes * ranks);
+  }
+
+  void all_gather(const void* send, void* recv, std::size_t bytes, const GroupCall& call) override {
+    const auto ranks = static_cast<std::size_t>(size());
+    c10d::AllgatherOptions options;
+    options.timeout = call.timeout;
+    pieces(bytes, ranks, [&](std::size_t begin, std::size_t n, bool whole) {
+      // Copied: `send` may be a part of `recv`, and a group that fails must not write into either
+      // afterwards.
+      at::Tensor mine =
+          to_device(bytes_view(static_cast<const std::byte*>(send) + begin, n).clone());
+      at::Tensor all = receive_buffer(recv, n * ranks, whole);
+      run([&] { return group_->_allgather_base(all, mine, options); }, {mine, all}, call);
+      unpack(all, recv, bytes, begin, n, whole);
+    });
+  }
+
+  void all_to_all(const void* send, void* recv, std::size_t bytes, const GroupCall& call) override {
+    const auto ranks = static_cast<std::size_t>(size());
+    c10d::AllToAllOptions options;
+    options.timeout = call.timeout;
+    std::vector<std::int64_t> equal;  // empty: equal parts
+    pieces(bytes, ranks, [&](std::size_t begin, std::size_t n, bool whole) {
+      at::Tensor out = bytes_view(send, n * ranks);
+      if (!whole) {
+        out = at::empty({static_cast<std::int64_t>(n * ranks)}, out.options());
+        for (std::size_t r = 0; r < ranks; ++r) {
+          std::memcpy(static_cast<std::byte*>(out.data_ptr()) + r * n,
+                      static_cast<const std::byte*>(send) + r * bytes + begin, n);
+        }
+      }
+      out = to_device(out);
+      at::Tensor in = receive_buffer(recv, n * ranks, whole);
+      run([&] { return group_->alltoall_base(in, out, equal, equal, options); }, {in, out}, call);
+      unpack(in, recv, bytes, begin, n, whole);
+    });
+  }
+
+  void broadcast(void* data, std::size_t bytes, int root, const GroupCall& call) override {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.timeout = call.timeout;
+    for (std::size_t begin = 0; begin < bytes; begin += kChunkBytes) {
+      const std::size_t n = std::min(kChunkBytes, bytes - begin);
+      at::Tensor host = bytes_view(static_cast<std::byte*>(data) + begin, n);
+      std::vector<at::Tensor> tensors{to_device(host)};
+      run([&] { return group_->broadcast(tensors, options); }, tensors, call);
+      if (!device_.is_cpu()) host.copy_(tensors[0]);
+    }
+  }
+
+  bool find_absent(std::uint64_t index, std::vector<int>& absent) override {
+    if (!store_) return false;
+    try {
+      note(index);
+      std::this_thread::sleep_for(kGrace);
+      for (int r = 0; r < size(); ++r) {
+        const std::string key = key_of(r);
+        if (!store_->check({key})) {
+          absent.push_back(r);
+          continue;
+        }
+        const std::vector<std::uint8_t> text = store_->get(key);
+        if (std::stoull(std::string(text.begin(), text.end())) < index) absent.push_back(r);
+      }
+    } catch (const std::exception&) {
+      absent.clear();
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  // nccl's groups move device memory only: of the device that the group is bound to, else the
+  // first.
+  c10::DeviceIndex device_index() const {
+    const std::optional<at::Device> bound = group_->getBoundDeviceId();
+    return bound ? bound->index() : c10::DeviceIndex{0};
+  }
+  at::Tensor to_device(const at::Tensor& host) const {
+    return device_.is_cpu() ? host : host.to(device_);
+  }
+
+  std::string key_of(int rank) const { return fmt::format("zerofp8/waiting/{}", rank); }
+  void note(std::uint64_t index) {
+    const std::string text = std::to_string(index);
+    store_->set(key_of(rank()), std::vector<std::uint8_t>(text.begin(), text.end()));
+  }
+
+  // Calls f(begin, length, whole) for slices of each rank's part, so that one message stays below
+  // the limit.
+  template <class F>
+  static void pieces(std::size_t bytes, std::size_t ranks, F f) {
+    const std::size_t step = std::max<std::size_t>(1, kChunkBytes / ranks);
+    for (std::size_t begin = 0; begin < bytes; begin += step) {
+      const std::size_t n = std::min(step, bytes - begin);
+      f(begin, n, n == bytes);
+    }
+  }
+
+  at::Tensor receive_buffer(void* recv, std::size_t bytes, bool whole) const {
+    if (whole && device_.is_cpu()) return bytes_view(recv, bytes);
+    return at::empty({static_cast<std::int64_t>(bytes)},
+                     at::TensorOptions().dtype(at::kByte).device(device_));
+  }
+
+  void unpack(const at::Tensor& received, void* recv, std::size_t bytes, std::size_t begin,
+              std::size_t n, bool whole) const {
+    if (whole && device_.is_cpu()) return;
+    const at::Tensor host = received.cpu();
+    for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
+      std::memcpy(static_cast<std::byte*>(recv) + r * bytes + begin,
+                  static_cast<const std::byte*>(host.data_ptr()) + r * n, n);
+    }
+  }
+
+  // Starts a collective and waits for its end. What was given up stays alive with its tensors.
+  template <class Start>
+  void run(Start start, std::vector<at::Tensor> tensors, const GroupCall& call) {
+    c10::intrusive_ptr<c10d::Work> work;
+    const Clock::time_point begin = Clock::now();
+    try {
+      work = start();
+      bool noted = false;
+      while (!wait_a_little(*work)) {
+        const auto waited = Clock::now() - begin;
+        if (!noted && waited > kPatience && store_) {
+          note(call.index);
+          noted = true;
+        }
+        if (waited > call.timeout) {
+          given_up_.push_back({work, std::move(tensors)});
+          throw GroupFailure(fmt::format("timed out after {} ms", call.timeout.count()));
+        }
+      }
+      work->wait();
+    } catch (const GroupFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw GroupFailure(first_line(error));
+    }
+  }
+
+  // gloo's works wake the waiter; a device's are asked.
+  bool wait_a_little(c10d::Work& work) const {
+    if (work.isCompleted()) return true;
+    if (!device_.is_cpu()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      return work.isCompleted();
+    }
+    try {
+      work.wait(milliseconds(200));
+    } catch (const std::exception&) {
+      if (work.isCompleted()) throw;
+    }
+    return work.isCompleted();
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::string backend_;
+  at::Device device_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::deque<std::pair<c10::intrusive_ptr<c10d::Work>, std::vector<at::Tensor>>> given_up_;
+};
+
+}  // namespace
+
+std::unique_ptr<TorchGroup> TorchGroup::find(const std::string& name) {
+  try {
+    return std::make_unique<C10dGroup>(c10d::resolve_process_group(name));
+  } catch (const std::exception& error) {
+    throw ArgumentError(fmt::format("process group \"{}\": {}", name, first_line(error)));
+  }
+}
+
+}  // namespace zerofp8

@@ -1,0 +1,123 @@
+"""From a path or dict to settings, with the values that only the model and the template know."""
+
+import json
+import os
+
+import torch
+
+from . import _C
+from .errors import ConfigError
+from .parameters import DTYPES, as_tuple
+
+_ADAM_KEYS = ("lr", "eps", "weight_decay")
+
+
+def load(config, parameters):
+    """Parse `config`.
+
+    Parameters
+    ----------
+    config : str, os.PathLike, dict or None
+        Path of a JSON file, or its contents. None: defaults, with the model's dtype.
+    parameters : list of NamedParameter
+    """
+    if isinstance(config, _C.Config):
+        return config
+    if config is None:
+        config = _flags_for(parameters)
+    if isinstance(config, dict):
+        try:
+            text = json.dumps(config)
+        except TypeError as error:
+            raise ConfigError("config", f"a dict that is no JSON ({error})",
+                              "numbers, strings, booleans, lists and dicts",
+                              "convert the value") from None
+        return _C.Config.parse(text, "dict")
+    if isinstance(config, (str, os.PathLike)):
+        return _C.Config.from_file(os.fspath(config))
+    raise ConfigError("config", type(config).__name__, "a path, a dict or None",
+                      "pass one of these")
+
+
+def _flags_for(parameters):
+    narrow = {DTYPES[n.parameter.dtype] for n in parameters} - {"fp32"}
+    if len(narrow) > 1:
+        raise ConfigError("model", "bf16 and fp16 parameters", "one 16-bit dtype",
+                          "convert the model")
+    return {name: {"enabled": True} for name in narrow}
+
+
+def check_against_template(config, template, options):
+    """A value of the file's /optimizer that differs from the template's is an error.
+
+    Parameters
+    ----------
+    config : zerofp8._C.Config
+    template : torch.optim.Optimizer
+    options : list of zerofp8._C.AdamOptions
+        Of each of its parameter groups.
+    """
+    written = json.loads(config.canonical())
+    section = written.get("optimizer") or {}
+    params = section.get("params") or {}
+    defaults = template.defaults
+    for key in _ADAM_KEYS:
+        value = params.get(key)
+        if isinstance(value, (int, float)) and float(defaults[key]) != float(value):
+            _refuse(f"/optimizer/params/{key}", value, float(defaults[key]))
+    betas = params.get("betas")
+    if isinstance(betas, list) and [float(b) for b in defaults["betas"]] != betas:
+        _refuse("/optimizer/params/betas", betas, list(defaults["betas"]))
+    if "type" in section or "adam_w_mode" in params:
+        # DeepSpeed's own rule for a bare "Adam" is decoupled; the template says what runs.
+        decoupled = params.get("adam_w_mode", section.get("type") != "Adam")
+        if any(o.decoupled != decoupled for o in options):
+            _refuse("/optimizer/type", section.get("type", "adam_w_mode"),
+                    type(template).__name__)
+
+
+def _refuse(pointer, written, given):
+    raise ConfigError(pointer, f"{written}, but the optimizer passed to initialize says {given}",
+                      "the same value in both", "remove it from the config, or change one")
+
+
+def resolve(config, layout_sizes, opt_level, options):
+    """Settings that will run.
+
+    Parameters
+    ----------
+    config : zerofp8._C.Config
+    layout_sizes : tuple of int
+        Data ranks, pipeline stages, tensor ranks.
+    opt_level : {"O0", "O1", "O2", "O3"} or None
+    options : list of zerofp8._C.AdamOptions
+        Of the template's groups; the first one is shown in the plan.
+    """
+    data, pipeline, tensor = layout_sizes
+    if not options:
+        return _C.resolve(config, data, pipeline, tensor, opt_level)
+    return _C.resolve(_with_template(config, options[0]), data, pipeline, tensor, opt_level,
+                      options[0])
+
+
+def _with_template(config, options):
+    """The config with the template's algorithm, and "auto" for what else the template says."""
+    written = json.loads(config.canonical())
+    section = written.setdefault("optimizer", {})
+    params = section["params"] = dict(section.get("params") or {})
+    section["type"] = "AdamW" if options.decoupled else "Adam"
+    params["adam_w_mode"] = options.decoupled
+    for key in (*_ADAM_KEYS, "betas"):
+        params[key] = "auto"
+    return _C.Config.parse(json.dumps(written), config.source)
+
+
+def description(options):
+    """What runs, e.g. for the log: a bare "Adam" is Adam with L2 decay."""
+    names = sorted({"AdamW" if o.decoupled else "Adam (L2 decay)" for o in options})
+    return " and ".join(names) + f", {len(options)} group(s), first {as_tuple(options[0])[1:]}"
+
+
+def threads():
+    """Threads of this rank's kernels."""
+    return max(1, torch.get_num_threads())

@@ -1,0 +1,171 @@
+"""Process groups of zerofp8's own, and what the ranks tell each other before these exist.
+
+Groups of the user's are never used for communication: two users of one group can reorder and hang.
+"""
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from . import _C
+from .errors import CommError, ConfigError, Error
+
+_calls = 0  # of exchange() in this process: all ranks call initialize() in the same order
+
+
+@dataclass
+class Layout:
+    """Global ranks of the groups that this rank is in, in group order."""
+
+    rank: int = 0
+    data: list = field(default_factory=lambda: [0])
+    pipeline: list = field(default_factory=lambda: [0])
+    tensor: list = field(default_factory=lambda: [0])
+
+    @classmethod
+    def of(cls, data, pipeline, tensor):
+        """From process groups; None: the world for data, this rank alone for the others."""
+        if not dist.is_initialized():
+            for name, group in (("data", data), ("pipeline", pipeline), ("tensor", tensor)):
+                if group is not None:
+                    raise ConfigError(f"{name}_parallel_group", "a group",
+                                      "a group of an initialised torch.distributed",
+                                      "call zerofp8.init_distributed() first")
+            return cls()
+        rank = dist.get_rank()
+        model_is_cut = pipeline is not None or tensor is not None
+        if data is None and model_is_cut:
+            raise ConfigError("data_parallel_group", "None beside pipeline_parallel_group or "
+                              "tensor_parallel_group", "the ranks that hold the same part of the "
+                              "model", "pass it, even if it is this rank alone")
+        def ranks(group, name):
+            if group is None:
+                return list(range(dist.get_world_size())) if name == "data" else [rank]
+            members = dist.get_process_group_ranks(group)
+            if rank not in members:
+                raise ConfigError(f"{name}_parallel_group", f"ranks {members}",
+                                  f"a group that has this rank, {rank}",
+                                  "pass the group that this rank is in")
+            return list(members)
+        return cls(rank, ranks(data, "data"), ranks(pipeline, "pipeline"), ranks(tensor, "tensor"))
+
+
+def exchange(layout, record, timeout):
+    """Give `record` (JSON-able) to all ranks that this one is connected with, and get theirs.
+
+    Goes through the store of torch.distributed and not through a group, since groups may be what
+    the ranks disagree on.
+
+    Returns
+    -------
+    dict of int to dict
+        Records by global rank, with the ranks' groups in ``record["layout"]``; the same on all.
+
+    Raises
+    ------
+    CommError
+        A rank did not come within `timeout` seconds; ``absent_ranks`` are global ranks.
+    ConfigError
+        Ranks were given different groups. The text is the same on all ranks.
+    """
+    global _calls
+    record = dict(record, layout=vars(layout))
+    if not dist.is_initialized() or layout.data == layout.pipeline == layout.tensor:
+        return {layout.rank: record}
+    _calls += 1
+    store = dist.PrefixStore(f"zerofp8/initialize/{_calls}",
+                             dist.distributed_c10d._get_default_store())
+    store.set(str(layout.rank), json.dumps(record))
+    records, deadline = {}, time.monotonic() + timeout
+    wanted = {*layout.data, *layout.pipeline, *layout.tensor}
+    while wanted:
+        for rank, text in _read(store, sorted(wanted), deadline).items():
+            records[rank] = json.loads(text)
+        known = [r["layout"] for r in records.values()]
+        wanted = {m for k in known for m in (*k["data"], *k["pipeline"], *k["tensor"])} - {*records}
+    records = dict(sorted(records.items()))
+    _check_same_groups(records)
+    return records
+
+
+def _read(store, ranks, deadline):
+    keys = [str(r) for r in ranks]
+    left = max(0.1, deadline - time.monotonic())
+    try:
+        store.wait(keys, timedelta(seconds=left))
+        return {r: store.get(k).decode() for r, k in zip(ranks, keys)}
+    except RuntimeError:
+        absent = [r for r, k in zip(ranks, keys) if not store.check([k])]
+        raise CommError("zerofp8.initialize: global ranks "
+                        f"{absent} did not call it in time (or are not in the groups given)",
+                        absent) from None
+
+
+def _check_same_groups(records):
+    for kind in ("data", "pipeline", "tensor"):
+        for rank, record in records.items():
+            for member in record["layout"][kind]:
+                theirs = records[member]["layout"][kind]
+                if theirs != record["layout"][kind]:
+                    raise ConfigError(
+                        f"{kind}_parallel_group",
+                        f"ranks {record['layout'][kind]} on rank {rank}, ranks {theirs} on rank "
+                        f"{member}", "the same group on all of its ranks",
+                        "pass the group that has this rank and its peers on each rank")
+
+
+def raise_first_error(records):
+    """The error of the lowest rank that has one, on all ranks."""
+    for rank, record in records.items():
+        if record.get("error"):
+            kind, arguments = record["error"]
+            from . import errors
+            error = getattr(errors, kind)(*arguments)
+            if len(records) > 1 and isinstance(error, ConfigError):
+                error = type(error)(error.pointer, f"{error.given} (on rank {rank})",
+                                    error.allowed, error.fix)
+            elif len(records) > 1:
+                error = type(error)(f"rank {rank}: {error}")
+            raise error
+
+
+def as_record(error):
+    """An Error as JSON for `raise_first_error`."""
+    return [type(error).__name__, list(error.__reduce__()[1])]
+
+
+def model_ranks(records, rank):
+    """Global ranks of one data rank's model: pipeline stages x tensor slices of `rank`."""
+    stages = records[rank]["layout"]["pipeline"]
+    return sorted({t for s in stages for t in records[s]["layout"]["tensor"]})
+
+
+def communicator(ranks, timeout, backend="gloo"):
+    """A communicator of zerofp8's own over these global ranks; called by all of them.
+
+    Parameters
+    ----------
+    ranks : list of int
+        Global ranks; ranks within the communicator follow their order.
+    timeout : float
+        Seconds for one collective.
+    """
+    if len(ranks) == 1:
+        return _C.self_communicator()
+    if not dist.is_initialized():
+        raise Error("torch.distributed is not initialised; call zerofp8.init_distributed() first")
+    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend,
+                           use_local_synchronization=True)
+    def make_group(members):
+        part = communicator_group([ranks[m] for m in members], timeout, backend)
+        return part.group_name
+    return _C.process_group_communicator(group.group_name, timeout, make_group)
+
+
+def communicator_group(ranks, timeout, backend):
+    """A new process group of these global ranks."""
+    return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend,
+                          use_local_synchronization=True)

@@ -1,0 +1,191 @@
+"""``zerofp8.initialize``."""
+
+import logging
+import sys
+
+import torch
+
+from . import _C, configs, groups, integrations
+from .errors import ConfigError, Error
+from .gradients import GradientTaker
+from .optimizer import Optimizer
+from .parameters import DTYPES, adam_options, check_model, check_template, collect
+
+logger = logging.getLogger("zerofp8")
+
+
+def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_group=None,
+               pipeline_parallel_group=None, tensor_parallel_group=None, loss_is_divided=None,
+               timeout=600.0):
+    """Put a model's training into the hands of the engine. Collective over all given groups.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the CPU, in FP32, BF16 or FP16 (FP32 parameters may stand beside 16-bit ones); one
+        pipeline stage or tensor slice where the model is cut. Not wrapped in DDP or FSDP. Weights
+        of data rank 0 are sent to the other data ranks.
+    optimizer : torch.optim.Adam or torch.optim.AdamW
+        A template: its parameter groups are taken over, it never steps.
+    config : str, os.PathLike, dict or None
+        DeepSpeed-style JSON. None: defaults, with the model's dtype.
+    opt_level : {"O0", "O1", "O2", "O3"}, optional
+        Preset of all dtypes; has to agree with the config if that has one.
+    data_parallel_group : torch.distributed.ProcessGroup, optional
+        Ranks that hold the same part of the model. Default: all ranks.
+    pipeline_parallel_group, tensor_parallel_group : torch.distributed.ProcessGroup, optional
+        Ranks that hold the other parts. The norm is taken over both.
+    loss_is_divided : bool, optional
+        Whether the loop divides its loss by the micro-batches per step, A. Required in a plain loop
+        with A > 1.
+    timeout : float
+        Seconds after which a collective is a CommError that names the absent ranks.
+
+    Returns
+    -------
+    model : torch.nn.Module
+        The same object.
+    optimizer : zerofp8.Optimizer
+
+    Raises
+    ------
+    ConfigError
+        With what was given, what is allowed and what to change; the same on all ranks, before
+        anything is allocated.
+    CommError
+        A rank did not call ``initialize``, or ranks differ in what they passed.
+
+    Examples
+    --------
+    >>> model = torch.nn.Linear(8, 8)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> model, optimizer = zerofp8.initialize(model, optimizer, {}, opt_level="O1")
+    >>> model(torch.ones(2, 8)).sum().backward()
+    >>> optimizer.step().applied
+    True
+    """
+    return start(model, optimizer, config, (data_parallel_group, pipeline_parallel_group,
+                                            tensor_parallel_group),
+                 opt_level=opt_level, loss_is_divided=loss_is_divided, timeout=timeout)
+
+
+def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_divided=None,
+          timeout=600.0, integration=None):
+    """``initialize`` for a trainer of the table of integrations; None: found from the groups."""
+    layout = groups.Layout()
+    prepared, error = None, None
+    try:
+        layout = groups.Layout.of(*process_groups)
+        prepared = _Prepared(model, optimizer, config, opt_level, layout, loss_is_divided,
+                             integration)
+    except Error as e:  # told to all ranks first
+        error = e
+    if error is not None and layout.data == [0] and torch.distributed.is_initialized():
+        layout = groups.Layout.of(None, None, None)
+    records = groups.exchange(layout, {
+        "tied": {} if prepared is None else prepared.tied,
+        "error": None if error is None else groups.as_record(error)}, timeout)
+    groups.raise_first_error(records)
+    return model, prepared.finish(records, timeout)
+
+
+class _Prepared:
+    """What one rank can check by itself; nothing is allocated and nothing is sent."""
+
+    def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration):
+        check_model(model)
+        check_template(template)
+        self.model, self.template, self.layout = model, template, layout
+        self.parameters = collect(model, template)
+        self.decoupled = isinstance(template, torch.optim.AdamW)
+        self.options = [adam_options(g, i, self.decoupled)
+                        for i, g in enumerate(template.param_groups)]
+        self.config = configs.load(config, self.parameters)
+        configs.check_against_template(self.config, template, self.options)
+        sizes = len(layout.data), len(layout.pipeline), len(layout.tensor)
+        self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
+        self.integration = integration or integrations.choose(len(layout.pipeline))
+        self.loss_is_divided = integrations.resolve_division(
+            self.integration, self.settings.accumulation_steps, loss_is_divided)
+        self.tied = self._find_tied()
+
+    def _find_tied(self):
+        tied = {}
+        for named in self.parameters:
+            if not named.tied:
+                continue
+            if named.tied in tied:
+                raise ConfigError(f"tie(..., \"{named.tied}\")",
+                                  f"parameters \"{tied[named.tied]}\" and \"{named.name}\" of one "
+                                  "stage", "one parameter per stage",
+                                  "use the same Parameter object for both on this stage")
+            tied[named.tied] = named.name
+        return tied
+
+    def finish(self, records, timeout):
+        """Make communicators and the engine, hook the parameters."""
+        layout = self.layout
+        data = groups.communicator(layout.data, timeout)
+        model_ranks = groups.model_ranks(records, layout.rank)
+        model = groups.communicator(model_ranks, timeout) if len(model_ranks) > 1 else None
+        tied, first_holder = self._tied_groups(records, timeout)
+        engine = _C.Engine(
+            self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
+            data, model, tied, {}, self.loss_is_divided, configs.threads(), _log)
+        self._send_weights(data, tied)  # after the engine has compared the ranks' parameters
+        engine.weights_changed()
+        taker = GradientTaker(engine, self.parameters, self.model, self.integration,
+                              self.settings.accumulation_sharded)
+        if layout.rank == min(layout.data):
+            logger.info("zerofp8: %s", configs.description(self.options))
+        return Optimizer(self.template, engine, self.parameters, taker, self.settings,
+                         self.decoupled)
+
+    def _tied_groups(self, records, timeout):
+        """Communicators of the holders of each tied name in this rank's pipeline, in stage order."""
+        tied, first_holder = {}, {}
+        names = sorted({n for r in self.layout.pipeline for n in records[r]["tied"]})
+        for name in names:
+            holders = [r for r in self.layout.pipeline if name in records[r]["tied"]]
+            if self.layout.rank in holders:
+                tied[name] = groups.communicator(holders, timeout)
+                first_holder[name] = holders[0] == self.layout.rank
+        return tied, first_holder
+
+    @torch.no_grad()
+    def _send_weights(self, data, tied):
+        for named in self.parameters:
+            weight = named.weight
+            size = weight.numel() * weight.element_size()
+            if size == 0:
+                continue
+            for comm in (data, tied.get(named.tied)):
+                if comm is not None and comm.size > 1:
+                    comm.broadcast(weight.data_ptr(), size, 0)
+            if named.mirror is not None:
+                named.parameter.copy_(named.mirror)
+
+    def _describe(self, named, first_holder):
+        p = named.parameter
+        name = named.name if len(self.layout.pipeline) == 1 else self._stage_name(named)
+        return _C.Parameter(name, list(p.shape), DTYPES[p.dtype],
+                            named.weight.data_ptr(), named.group, "", named.tied,
+                            first_holder.get(named.tied, True) and self._first_tensor_copy(p))
+
+    def _first_tensor_copy(self, p):
+        # Megatron's mark of a slice; what has none is the same on all tensor ranks.
+        sliced = getattr(p, "tensor_model_parallel", False) or getattr(p, "model_parallel", False)
+        return bool(sliced) or self.layout.rank == self.layout.tensor[0]
+
+    def _stage_name(self, named):
+        # Names of different stages may be the same ("0.weight"); checkpoints and the random stream need distinct ones.
+        stage = self.layout.pipeline.index(self.layout.rank)
+        return f"stage{stage}.{named.name}"
+
+
+def _log(line):
+    """A line of the engine's: through logging if the program has set that up, else to stderr."""
+    if logger.hasHandlers():
+        logger.warning(line)
+    else:
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,297 @@
+"""The optimizer that ``initialize`` returns."""
+
+from contextlib import contextmanager
+
+import torch
+
+from .errors import ArgumentError, ConfigError, UnsupportedError
+from .parameters import adam_options, as_tuple
+from .plan import Plan
+from . import state
+from .weights import WeightWatch
+
+
+class Optimizer(torch.optim.Optimizer):
+    """A ``torch.optim.Optimizer`` whose gradients, state and weights are handled by the engine.
+
+    Made by ``zerofp8.initialize``, not directly. ``param_groups`` are the template's own dicts:
+    what a scheduler writes into ``lr``, ``betas``, ``eps`` or ``weight_decay`` holds from the next
+    step on. All ranks must make the same changes.
+
+    Attributes
+    ----------
+    last_report : StepReport or None
+        Of the last step: whether it was applied, norm, clip coefficient, loss scale, wire bytes.
+    settings : Settings
+        Which dtype every part uses, stage, micro-batches per step.
+    """
+
+    def __init__(self, template, engine, parameters, taker, settings, decoupled):
+        super().__init__(template.param_groups, dict(template.defaults))
+        self._engine = engine
+        self._parameters = parameters
+        self._index = {id(n.parameter): i for i, n in enumerate(parameters)}
+        self._taker = taker
+        self._decoupled = decoupled
+        self._trainer_scales_grads = taker.integration.trainer_scales_grads
+        self._pushed = [None] * len(self.param_groups)
+        self._scale_was_asked = False
+        self._watch = WeightWatch(engine, parameters)
+        self._reduced = False
+        self._frozen_groups = True
+        self.settings = settings
+        self.last_report = None
+        taker.owner = self
+
+    # -- one step --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """The accumulation boundary: reduce, clip, update, gather. Collective.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Evaluates the model and returns the loss.
+
+        Returns
+        -------
+        StepReport, or the closure's value if there is one
+            The report is in ``last_report``, too. ``applied`` is False where a gradient of any rank
+            was not finite: then nothing was changed on any rank.
+
+        Raises
+        ------
+        NumericError
+            A dynamic loss scale is at its floor and gradients are still not finite.
+        ArgumentError
+            fp16 without ``backward(loss)`` or ``scale(loss)``; hyper-parameters that differ
+            between ranks.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._prepare()
+        self._push_groups()
+        self._step_engine()
+        return self.last_report if closure is None else loss
+
+    def _prepare(self):
+        self._taker.take_leftovers()
+        if self.settings.loss_scaling and self._taker.dirty and not self._scale_was_asked:
+            raise ArgumentError(
+                "fp16 with a loss scale, but the loss was not scaled: call optimizer.backward(loss) "
+                "instead of loss.backward(), or optimizer.scale(loss).backward()")
+        self._watch.look(self._taker.dirty)
+
+    def _step_engine(self):
+        try:
+            self.last_report = self._engine.step()
+        finally:
+            self._taker.start_step()
+            self._scale_was_asked = self._reduced = False
+        if self.last_report.applied:
+            self._watch.updated()
+        self._taker.hook_new_parameters()
+
+    def _push_groups(self):
+        for i, group in enumerate(self.param_groups):
+            options = adam_options(group, i, self._decoupled)
+            if as_tuple(options) != self._pushed[i]:
+                self._engine.set_group(i, options)
+                self._pushed[i] = as_tuple(options)
+
+    def zero_grad(self, set_to_none=True):
+        """Throw away gradients that were accumulated since the last step."""
+        if self._taker.dirty:
+            self._engine.discard_gradients()
+            self._reduced = False
+        self._taker.start_step()
+        self._taker.drop_leftovers()
+
+    def backward(self, loss, **kwargs):
+        """``loss.backward()`` with the loss scale where fp16 is on."""
+        self.scale(loss).backward(**kwargs)
+
+    def scale(self, loss):
+        """`loss` times the loss scale (1 unless fp16 is on), in FP32."""
+        self._scale_was_asked = True
+        scale = self._engine.loss_scale()
+        return loss if scale == 1.0 else loss.float() * scale
+
+    @property
+    def loss_scale(self):
+        """What the loss has to be multiplied by before backward; 1 unless fp16 is on."""
+        self._scale_was_asked = True
+        return self._engine.loss_scale()
+
+    @contextmanager
+    def no_sync(self):
+        """For loops that have it: local accumulators are reduced at ``step`` only, so this changes
+        nothing. With a sharded accumulator a ConfigError names the key to change.
+        """
+        with self._taker.no_sync():
+            yield
+
+    def all_reduce_grads(self, model=None):
+        """MS-AMP's spelling: takes gradients that hooks have not; ``step`` reduces them."""
+        self._taker.take_leftovers()
+
+    def _unscale(self, found_inf, scale):
+        """Called for ``torch.amp.GradScaler.unscale_``: gradients carry `scale`.
+
+        All ranks agree here whether gradients are finite. If not, the step is skipped at once,
+        since the scaler will not call ``step``.
+        """
+        if self.settings.loss_scaling:
+            raise ConfigError("/fp16/enabled", "true, and torch's GradScaler is used, too",
+                              "one loss scale", "use optimizer.backward(loss) and remove the "
+                              "GradScaler")
+        self._taker.take_leftovers()
+        self._watch.look(self._taker.dirty)
+        self._engine.set_trainer_loss_scale(scale)
+        self._reduce()
+        bad = self._engine.grad_norm() != self._engine.grad_norm()
+        found_inf.fill_(1.0 if bad else 0.0)
+        if bad:
+            self._push_groups()
+            self._step_engine()
+
+    def _reduce(self):
+        if not self._reduced:
+            self._engine.reduce_gradients()
+            self._reduced = True
+
+    # -- what hooks took away --------------------------------------------------------------------
+
+    @property
+    def grad_norm(self):
+        """L2 norm of the averaged, unscaled gradient before clipping: of the step under way if
+        ``full_gradient`` or a GradScaler has reduced it, else of the last step.
+        """
+        if self._reduced:
+            return self._engine.grad_norm()
+        return self.last_report.grad_norm if self.last_report else float("nan")
+
+    @torch.no_grad()
+    def full_gradient(self, parameter):
+        """The averaged gradient of this step, whole, on every rank. Collective.
+
+        To be called between the last backward pass of a step and ``step``.
+
+        Returns
+        -------
+        torch.Tensor
+            FP32, of the parameter's shape.
+        """
+        index = self._index_of(parameter)
+        self._prepare()
+        self._reduce()
+        return self._full(index, "gradient")
+
+    @torch.no_grad()
+    def full_state(self, parameter, kind=None):
+        """Optimizer state of a parameter, whole, on every rank. Collective.
+
+        Parameters
+        ----------
+        parameter : torch.nn.Parameter
+        kind : {"master", "exp_avg", "exp_avg_sq"}, optional
+            Default: all of them.
+
+        Returns
+        -------
+        torch.Tensor or dict
+            FP32, of the parameter's shape; without `kind` a dict, with ``"step"``, too.
+            ``exp_avg_sq`` is v, also where its root is stored.
+        """
+        index = self._index_of(parameter)
+        if kind is not None:
+            return self._full(index, kind)
+        whole = {k: self._full(index, k) for k in ("master", "exp_avg", "exp_avg_sq")}
+        return {"step": self._engine.step_of(index), **whole}
+
+    def _full(self, index, kind):
+        values = bytearray(self._engine.full_state(index, kind))
+        shape = self._parameters[index].parameter.shape
+        if not values:
+            return torch.zeros(shape)
+        return torch.frombuffer(values, dtype=torch.float32).reshape(shape)
+
+    def _index_of(self, parameter):
+        index = self._index.get(id(parameter))
+        if index is None:
+            raise ArgumentError("the parameter is not one of this optimizer's; pass the object that "
+                                "is in its param_groups")
+        return index
+
+    def weights_changed(self):
+        """Tell that weights were written past autograd (``p.data``): masters follow them.
+
+        Ordinary in-place writes (``load_state_dict``, ``p.copy_``) are noticed without it.
+        """
+        self._watch.reset()
+
+    # -- plan ------------------------------------------------------------------------------------
+
+    @property
+    def plan(self):
+        """What runs: dtype, place and bytes of every part, and what travels in a step."""
+        return Plan(self._engine, self._taker.integration)
+
+    @property
+    def skipped_steps(self):
+        """Steps that were not applied so far."""
+        return self._engine.skipped_steps()
+
+    @property
+    def applied_steps(self):
+        """Steps that were applied so far."""
+        return self._engine.applied_steps()
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def save(self, folder):
+        """Write a checkpoint of state and weights that any number of ranks can load. Collective."""
+        self._watch.look(False)
+        self._push_groups()  # a scheduler has set the next step's
+        self._engine.save(str(folder))
+
+    def load(self, folder):
+        """Load what ``save`` wrote, on any number of data ranks: state, weights, counters and
+        hyper-parameters. Collective.
+        """
+        self._engine.load(str(folder))
+        self._watch.updated()
+        state.pull_groups(self._engine, self.param_groups)
+        self._pushed = [None] * len(self.param_groups)
+
+    def state_dict(self):
+        """This rank's part of the state, for ``torch.save`` into a file per rank."""
+        return state.state_dict(self)
+
+    def load_state_dict(self, state_dict):
+        """Load what ``state_dict`` gave on this rank, on the same number of ranks.
+
+        The model's weights are not part of it: load those with ``model.load_state_dict``, before
+        or after.
+        """
+        state.load_state_dict(self, state_dict)
+
+    def add_param_group(self, param_group):
+        """Refused after ``initialize``: buckets and shards are made there."""
+        if getattr(self, "_frozen_groups", False):
+            raise UnsupportedError(
+                "add_param_group", "a group after initialize", "groups of the optimizer that is "
+                "passed to initialize", "add all parameters before (frozen ones may be among them)")
+        super().add_param_group(param_group)
+
+    def close(self):
+        """Give memory and hooks back. The model keeps its weights."""
+        self._taker.close()
+        self._engine.close()
+
+    def __getstate__(self):
+        raise UnsupportedError("pickle", "the optimizer itself", "its state_dict()",
+                               "save state_dict(), or call optimizer.save(folder)")

@@ -1,0 +1,174 @@
+"""The model and the optimizer template: what is accepted, under which names, with which options."""
+
+from dataclasses import dataclass
+
+import torch
+
+from . import _C
+from .errors import ConfigError
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+# Options of torch's Adam and AdamW that would change the update: (key, what it may be, why not).
+_REFUSED_OPTIONS = (
+    ("amsgrad", "the running maximum of amsgrad is not kept"),
+    ("maximize", "negate the loss instead"),
+    ("capturable", "steps are not captured in CUDA graphs"),
+    ("differentiable", "steps are not recorded by autograd"),
+)
+
+
+@dataclass
+class NamedParameter:
+    """A parameter as the engine knows it.
+
+    Attributes
+    ----------
+    name : str
+        Its name in ``model.named_parameters()``, without torch.compile's prefix.
+    parameter : torch.nn.Parameter
+    group : int
+        Index of its parameter group.
+    mirror : torch.Tensor or None
+        Contiguous copy of a parameter that is not contiguous itself.
+    """
+
+    name: str
+    parameter: torch.nn.Parameter
+    group: int
+    mirror: torch.Tensor | None = None
+
+    @property
+    def weight(self):
+        """The contiguous tensor that the engine updates."""
+        return self.parameter if self.mirror is None else self.mirror
+
+    @property
+    def tied(self):
+        """Name under which copies on several pipeline stages are tied; "" if not."""
+        return getattr(self.parameter, "zerofp8_tied", "")
+
+
+def tie(parameter, name):
+    """Mark a parameter whose copies are on several pipeline stages, e.g. a shared embedding.
+
+    Call it on each holder before ``initialize``, with the same name, once for each of them. Copies
+    begin with the weights of the first stage that has one, their gradients are added up, the norm
+    counts them once, and they stay equal bit for bit.
+
+    Parameters
+    ----------
+    parameter : torch.nn.Parameter
+        The same shape and dtype on every holder.
+    name : str
+
+    Returns
+    -------
+    torch.nn.Parameter
+        The same parameter.
+    """
+    parameter.zerofp8_tied = name
+    return parameter
+
+
+def check_model(model):
+    """Refuse wrappers that reduce or shard gradients themselves."""
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError("model", type(model).__name__, "a torch.nn.Module", "pass the module")
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+            raise ConfigError(
+                "model", f"a module wrapped in {kind}, which reduces gradients itself",
+                "the bare module", "remove the wrapper: zerofp8 reduces and shards")
+    for name, p in model.named_parameters():
+        if type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor":
+            raise ConfigError("model", f"parameter \"{name}\" is a DTensor (fully_shard or tensor "
+                              "parallel)", "plain parameters", "do not shard it: zerofp8 does")
+
+
+def check_template(optimizer):
+    """Refuse everything whose update the engine does not compute."""
+    allowed = (torch.optim.Adam, torch.optim.AdamW)
+    if type(optimizer) not in allowed:
+        raise ConfigError("optimizer", type(optimizer).__name__,
+                          "torch.optim.Adam or torch.optim.AdamW itself",
+                          "build one of these with your parameter groups; it is a template and "
+                          "never steps")
+    if optimizer.state:
+        raise ConfigError("optimizer", "one that has stepped already", "a fresh one",
+                          "call initialize before the first step")
+
+
+def adam_options(group, index, decoupled):
+    """A parameter group as numbers for the engine.
+
+    Parameters
+    ----------
+    group : dict
+        With ``lr`` (a float, or a tensor that is read at each step), ``betas``, ``eps`` and
+        ``weight_decay``.
+    """
+    for key, why in _REFUSED_OPTIONS:
+        if group.get(key, False):
+            raise ConfigError(f"param_groups[{index}][\"{key}\"]", str(group[key]), "False", why)
+    options = _C.AdamOptions()
+    options.decoupled = bool(group.get("decoupled_weight_decay", decoupled))
+    options.lr = float(group["lr"])
+    options.beta1, options.beta2 = (float(b) for b in group["betas"])
+    options.eps = float(group["eps"])
+    options.weight_decay = float(group["weight_decay"])
+    return options
+
+
+def as_tuple(options):
+    return (options.decoupled, options.lr, options.beta1, options.beta2, options.eps,
+            options.weight_decay)
+
+
+def collect(model, optimizer):
+    """All parameters of the optimizer, under their names in the model.
+
+    Returns
+    -------
+    list of NamedParameter
+        In the order of ``model.named_parameters()``, the same on all ranks.
+    """
+    names = {id(p): n.replace("_orig_mod.", "") for n, p in model.named_parameters()}
+    group_of, where = {}, {}
+    for index, group in enumerate(optimizer.param_groups):
+        for position, p in enumerate(group["params"]):
+            name = names.get(id(p))
+            place = f"param_groups[{index}][\"params\"][{position}]"
+            if name is None:
+                raise ConfigError(place, f"a parameter of shape {tuple(p.shape)} that "
+                                  "model.named_parameters() does not have",
+                                  "parameters of the model",
+                                  "pass the module that owns it, e.g. a ModuleList of all")
+            if id(p) in group_of:
+                raise ConfigError(place, f"parameter \"{name}\", which {where[id(p)]} is, too",
+                                  "each parameter once", "remove one of the two")
+            _check_parameter(name, p)
+            group_of[id(p)], where[id(p)] = index, place
+    return [NamedParameter(names[id(p)], p, group_of[id(p)], _mirror_of(p))
+            for p in model.parameters() if id(p) in group_of]
+
+
+def _check_parameter(name, p):
+    given = None
+    if p.dtype not in DTYPES:
+        given, allowed = str(p.dtype), ", ".join(str(d) for d in DTYPES)
+        fix = "convert the model"
+    elif p.device.type != "cpu":
+        given, allowed = f"on {p.device}", "cpu (the engine runs on CPUs so far)"
+        fix = "move the model to the CPU"
+    elif p.layout is not torch.strided:
+        given, allowed, fix = str(p.layout), "dense parameters", "make it dense"
+    if given:
+        raise ConfigError(f"parameter \"{name}\"", given, allowed, fix)
+
+
+def _mirror_of(p):
+    if p.is_contiguous():
+        return None
+    return p.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,92 @@
+"""``state_dict`` and ``load_state_dict``: this rank's shard as tensors of bytes."""
+
+import ctypes
+
+import torch
+
+from .errors import CheckpointError
+from .weights import digest
+
+_FORMAT = 1
+_HYPER = ("lr", "betas", "eps", "weight_decay")
+
+
+def state_dict(optimizer):
+    """In torch's layout: ``state`` by index of the parameter, ``param_groups``, and ``zerofp8``.
+
+    A state's tensors are codes, scales and remainder bits as they lie in memory, under
+    ``component@first element``.
+    """
+    parameters, engine = optimizer._parameters, optimizer._engine
+    optimizer._watch.look(False)
+    index = {id(n.parameter): i for i, n in enumerate(parameters)}
+    counters = engine.counters()
+    states = {i: {"step": torch.tensor(float(t))} for i, t in enumerate(counters["steps"])}
+    for parameter, name, dtype, pointer, size in engine.state_pieces():
+        states[parameter][name] = _copy_out(pointer, size)
+    groups = [{**{k: v for k, v in g.items() if k != "params"},
+               "params": [index[id(p)] for p in g["params"]]} for g in optimizer.param_groups]
+    return {"state": states, "param_groups": groups,
+            "zerofp8": {"format": _FORMAT, "counters": counters, "weights": digest(parameters),
+                        **_identity(optimizer)}}
+
+
+def load_state_dict(optimizer, saved):
+    """Check everything, then copy bytes."""
+    ours = saved.get("zerofp8")
+    if ours is None:
+        raise CheckpointError("this state_dict is not one of zerofp8's: it has no key \"zerofp8\"")
+    for key, value in {"format": _FORMAT, **_identity(optimizer)}.items():
+        if ours.get(key) != value:
+            raise CheckpointError(
+                f"state_dict: {key.replace('_', ' ')} was {ours.get(key)}, here it is {value}; "
+                "a state_dict is for the same ranks and settings: use save() and load() to change "
+                "the number of ranks")
+    pieces = optimizer._engine.state_pieces()
+    for parameter, name, dtype, pointer, size in pieces:
+        found = saved["state"].get(parameter, {}).get(name)
+        if found is None or found.numel() != size:
+            shown = "is missing" if found is None else f"has {found.numel()} bytes, not {size}"
+            raise CheckpointError(
+                f"state_dict: {name} of parameter "
+                f"\"{optimizer._parameters[parameter].name}\" {shown}")
+    if len(saved["param_groups"]) != len(optimizer.param_groups):
+        raise CheckpointError(f"state_dict: {len(saved['param_groups'])} parameter groups, here "
+                              f"{len(optimizer.param_groups)}")
+    for parameter, name, dtype, pointer, size in pieces:
+        _copy_in(saved["state"][parameter][name], pointer, size)
+    optimizer._engine.restore_counters(ours["counters"])
+    optimizer._watch.loaded(ours["weights"])
+    for group, theirs in zip(optimizer.param_groups, saved["param_groups"]):
+        group.update({k: v for k, v in theirs.items() if k != "params"})
+
+
+def _identity(optimizer):
+    """What has to be the same where a state_dict is loaded."""
+    s, engine = optimizer.settings, optimizer._engine
+    return {"data_ranks": s.data_ranks, "data_rank": engine.data_rank(), "stage": s.stage,
+            "dtypes": [s.weight, s.master, s.exp_avg, s.exp_avg_sq],
+            "shapes": [[n.name, list(n.parameter.shape)] for n in optimizer._parameters]}
+
+
+def pull_groups(engine, groups):
+    """Hyper-parameters of a loaded checkpoint into ``param_groups``."""
+    for i, group in enumerate(groups):
+        options = engine.get_group(i)
+        values = (options.lr, (options.beta1, options.beta2), options.eps, options.weight_decay)
+        for key, value in zip(_HYPER, values):
+            if key == "lr" and isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(value)
+            else:
+                group[key] = value
+
+
+def _copy_out(pointer, size):
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(ctypes.string_at(pointer, size)), dtype=torch.uint8)
+
+
+def _copy_in(tensor, pointer, size):
+    if size:
+        ctypes.memmove(pointer, tensor.contiguous().data_ptr(), size)

@@ -1,0 +1,79 @@
+"""Notices weights that were written from outside, and keeps contiguous copies where needed."""
+
+import hashlib
+
+import torch
+
+from .errors import ArgumentError
+
+
+class WeightWatch:
+    """Looks at the version counters of the parameters before each step.
+
+    Masters hold more bits than weights. When a weight was written from outside (a weights-only
+    load), they have to follow; when a checkpoint's state and weights were both loaded, they must
+    not. The digest of the weights that go with the state tells the two apart.
+    """
+
+    def __init__(self, engine, parameters):
+        self._engine = engine
+        self._parameters = parameters
+        self._expected = None  # digest of the weights that a loaded state belongs to
+        self._pointers = [n.parameter.data_ptr() for n in parameters]
+        self._remember()
+
+    def _remember(self):
+        self._versions = [n.parameter._version for n in self._parameters]
+
+    def look(self, gradients_are_held):
+        """Let masters follow weights that were changed; called before anything is reduced."""
+        for named, pointer in zip(self._parameters, self._pointers):
+            if named.parameter.data_ptr() != pointer:
+                raise ArgumentError(
+                    f"the storage of parameter \"{named.name}\" was replaced after initialize "
+                    "(e.g. by model.to() or load_state_dict(assign=True)); initialize again")
+        if self._versions == [n.parameter._version for n in self._parameters]:
+            return
+        self._remember()
+        if self._expected is not None and digest(self._parameters) == self._expected:
+            return
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self):
+        """Masters become what the weights are."""
+        for named in self._parameters:
+            if named.mirror is not None:
+                named.mirror.copy_(named.parameter)
+        self._engine.weights_changed()
+        self._expected = None
+        self._remember()
+
+    @torch.no_grad()
+    def updated(self):
+        """The engine has written new weights."""
+        for named in self._parameters:
+            if named.mirror is not None:
+                named.parameter.copy_(named.mirror)
+            elif named.parameter.numel() > 0:
+                # So that autograd notices weights that change between forward and backward.
+                torch.autograd.graph.increment_version(named.parameter)
+        self._expected = None
+        self._remember()
+
+    def loaded(self, expected):
+        """State was loaded that belongs to weights of this digest."""
+        self._expected = expected
+        # Looked at before the next step, whether or not the model is loaded in between.
+        self._versions = [-1] * len(self._parameters)
+
+
+@torch.no_grad()
+def digest(parameters):
+    """Hash of all weights, as hexadecimal digits."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for named in parameters:
+        weight = named.parameter.detach().contiguous().reshape(-1)
+        if weight.numel() > 0:
+            hasher.update(memoryview(weight.view(torch.uint8).numpy()))
+    return hasher.hexdigest()

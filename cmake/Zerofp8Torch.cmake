@@ -1,0 +1,26 @@
+# The target zerofp8_torch: LibTorch as it comes with PyPI's torch. Its CUDA build needs a CUDA toolkit for
+# find_package(Torch), so the two CPU libraries are linked directly.
+set(ZEROFP8_TORCH_DIR "" CACHE PATH "Folder of the installed Python package `torch`")
+if(NOT ZEROFP8_TORCH_DIR)
+  if(NOT Python_EXECUTABLE)
+    find_package(Python COMPONENTS Interpreter REQUIRED)
+  endif()
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE ZEROFP8_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(NOT EXISTS ${ZEROFP8_TORCH_DIR}/lib/libtorch_cpu.so)
+  message(FATAL_ERROR "zerofp8 needs LibTorch here: pip install torch, then configure with "
+                      "-DZEROFP8_TORCH_DIR=<site-packages>/torch (given: '${ZEROFP8_TORCH_DIR}')")
+endif()
+
+if(NOT TARGET zerofp8_torch)
+  add_library(zerofp8_torch INTERFACE)
+  # After the system's folders: torch brings a copy of fmt of another version.
+  target_compile_options(zerofp8_torch INTERFACE
+    "SHELL:-idirafter ${ZEROFP8_TORCH_DIR}/include"
+    "SHELL:-idirafter ${ZEROFP8_TORCH_DIR}/include/torch/csrc/api/include")
+  target_compile_definitions(zerofp8_torch INTERFACE OMPI_SKIP_MPICXX _GLIBCXX_USE_CXX11_ABI=1)
+  target_link_libraries(zerofp8_torch INTERFACE
+    ${ZEROFP8_TORCH_DIR}/lib/libtorch_cpu.so ${ZEROFP8_TORCH_DIR}/lib/libc10.so)
+endif()
