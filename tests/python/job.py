@@ -8,12 +8,12 @@ import torch
 import zerofp8
 from reference import loss_of, seeded_model
 
-info = zerofp8.init_distributed(timeout=30)
+info = zerofp8.init_distributed(timeout=60)
 torch.set_num_threads(1)
 model = seeded_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 model, optimizer = zerofp8.initialize(model, optimizer, {"zero_optimization": {"stage": 1}},
-                                      opt_level="O1", timeout=30)
+                                      opt_level="O1", timeout=60)
 losses = []
 for step in range(10):
     loss = loss_of(model, step, info.rank, 0)

@@ -26,7 +26,7 @@ class One(nn.Module):
 def start(model, config, **options):
     keywords = {"lr": 0.1, "weight_decay": 0, **options.pop("adam", {})}
     template = torch.optim.AdamW(model.parameters(), **keywords)
-    return zerofp8.initialize(model, template, config, timeout=20, **options)[1]
+    return zerofp8.initialize(model, template, config, timeout=60, **options)[1]
 
 
 BF16 = {"bf16": {"enabled": True}}

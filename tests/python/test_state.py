@@ -28,7 +28,7 @@ def make(config, seed=0):
                                                                 torch.float32)
     model = seeded_model(dtype, width=40, seed=seed)
     return zerofp8.initialize(model, torch.optim.AdamW(model.parameters(), lr=3e-3), config,
-                              timeout=20)
+                              timeout=60)
 
 
 def train(model, optimizer, steps, rank=0):
@@ -114,7 +114,7 @@ def seventeen():
     model = torch.nn.ParameterList([torch.randn(13), torch.randn(4)])
     groups = [{"params": [model[0]], "lr": 0.1}, {"params": [model[1]], "lr": 0.2}]
     return zerofp8.initialize(model, torch.optim.AdamW(groups), {"zero_optimization": {"stage": 1}},
-                              timeout=20)
+                              timeout=60)
 
 
 def one_step(model, optimizer, factor):
