@@ -17,6 +17,7 @@ build_and_test() {  # preset, target, ctest arguments...
 install_torch
 CMAKE_ARGUMENTS=(-DPython3_EXECUTABLE="$VENV/bin/python" -DZEROFP8_BUILD_EXAMPLES=ON -DZEROFP8_TORCH_DIR="$TORCH_DIR")
 build_and_test release all
+scripts/test-python.sh
 if [ "${ZEROFP8_FULL:-0}" = 1 ]; then
   say "slow tests"
   ZEROFP8_SLOW=1 ctest --test-dir build/release --output-on-failure -R 'Slow|LargeMessages'
