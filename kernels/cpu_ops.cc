@@ -35,7 +35,8 @@ alignas(64) constexpr float kZeros[kMaxBlock] = {};
 // whole blocks only.
 ZEROFP8_INLINE std::uint32_t encode_tail(const float* x, const View& out, int len, int block,
                                          Rounding rounding, const Draws draws) {
-  alignas(64) Scratch padded, codes;
+  alignas(64) Scratch padded;
+  alignas(64) unsigned char codes[sizeof(Scratch)];
   __builtin_memcpy(padded, kZeros, sizeof padded);
   __builtin_memcpy(padded, x, static_cast<std::size_t>(len) * sizeof(float));
   encode_block(padded, 0, {out.storage, codes, nullptr}, block, rounding, draws, true);
@@ -71,7 +72,8 @@ void decode_op(View in, float* out, std::int64_t n, int block) {
     decode_block(in.at(at, block), out + at, block);
   }
   if (whole == n) return;
-  alignas(64) Scratch codes, value;
+  alignas(64) Scratch value;
+  alignas(64) unsigned char codes[sizeof(Scratch)];
   __builtin_memcpy(codes, kZeros, sizeof codes);
   __builtin_memcpy(codes, in.at(whole, block).codes,
                    static_cast<std::size_t>(n - whole) * bytes_of(in.storage));
@@ -185,7 +187,8 @@ void split_master_op(const float* master, DType dtype, void* weight, int master_
   }
   if (at == n) return;
   const auto tail = static_cast<std::size_t>(n - at);
-  alignas(64) float padded[kGranule] = {}, w_tail[kGranule], r_tail[kGranule];
+  alignas(64) float padded[kGranule] = {};
+  alignas(64) unsigned char w_tail[sizeof padded], r_tail[sizeof padded];
   __builtin_memcpy(padded, master + at, tail * sizeof(float));
   store_master(padded, dtype, w_tail, master_bits, r_tail, kGranule, nullptr);
   __builtin_memcpy(w + at * bytes_of(dtype), w_tail, tail * bytes_of(dtype));
@@ -204,7 +207,8 @@ void join_master_op(DType dtype, const void* weight, int master_bits, const void
   }
   if (at == n) return;
   const auto tail = static_cast<std::size_t>(n - at);
-  alignas(64) float value[kGranule], w_tail[kGranule] = {}, r_tail[kGranule] = {};
+  alignas(64) float value[kGranule];
+  alignas(64) unsigned char w_tail[sizeof value] = {}, r_tail[sizeof value] = {};
   __builtin_memcpy(w_tail, w + at * bytes_of(dtype), tail * bytes_of(dtype));
   if (master_bits != 0) __builtin_memcpy(r_tail, r + at * master_bits / 8, tail * master_bits / 8);
   load_master(dtype, w_tail, master_bits, r_tail, value, kGranule);
