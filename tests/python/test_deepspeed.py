@@ -64,7 +64,7 @@ def test_weights_alone_can_be_loaded(both):
 
 def test_scheduler_of_the_config_sets_the_learning_rate(both):
     for r in both:
-        assert r["lr"] == pytest.approx([1e-3 * (i + 1) for i in range(4)])
+        assert r["lr"] == pytest.approx([1e-3 * i for i in range(4)])  # its first step is the 0th
         assert r["engine lr"] == pytest.approx(r["lr"][-1])
 
 
