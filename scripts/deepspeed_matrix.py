@@ -36,7 +36,7 @@ def their_cells():
 
 
 def run(whose, stages, steps, chosen):
-    """Results of these cells. What stops at one is begun again there; at the second time it hangs."""
+    """Results of these cells. What stops at one is begun again there; the second time it hangs."""
     found, failed = {}, None
     while len(found) < len(chosen):
         # DeepSpeed and gloo keep the threads of each engine's groups: new processes now and then.
@@ -98,8 +98,8 @@ def their_text(result):
 
 
 def table(ours, theirs):
-    yield ("| PP | stage | sharded | model | accumulation | zerofp8 | gradient error | bound | loss "
-           "deviation | DeepSpeed |")
+    yield ("| PP | stage | sharded | model | accumulation | zerofp8 | gradient error | bound | "
+           "loss deviation | DeepSpeed |")
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for (pp, (model, accumulation, sharded, stage)), r in ours.items():
         if not deepspeed_cells.runs((model, accumulation, sharded, stage)):
@@ -120,21 +120,22 @@ def page(ours, theirs, steps, version):
         "# The support table, trained for real under DeepSpeed", "",
         "<!-- Made by scripts/deepspeed_matrix.py. -->", "",
         f"DeepSpeed {version}, four gloo ranks on one machine, a GPT with a tied embedding; PP: a "
-        "PipelineModule of 2 stages x 2 data ranks, else 4 data ranks. The same 8 micro-batches per "
-        "step in both.", "",
-        f"- zerofp8: {said(count)}, of {len(ours)} cells; each error is a contradiction of `sharded` "
-        "and the stage, with the same text on all ranks. "
+        "PipelineModule of 2 stages x 2 data ranks, else 4 data ranks. The same 8 micro-batches "
+        "per step in both.", "",
+        f"- zerofp8: {said(count)}, of {len(ours)} cells; each error is a contradiction of "
+        "`sharded` and the stage, with the same text on all ranks. "
         f"AdamW, {steps} steps.",
-        f"- DeepSpeed's own optimizers, in the same run: {said(their_count)}, of {len(theirs)}. SGD, "
-        f"{THEIR_STEPS} steps, since Adam hides a wrong scale. `grad_accum_dtype` is the "
+        f"- DeepSpeed's own optimizers, in the same run: {said(their_count)}, of {len(theirs)}. "
+        f"SGD, {THEIR_STEPS} steps, since Adam hides a wrong scale. `grad_accum_dtype` is the "
         "accumulation column; it has neither FP8 nor `sharded`. (*) DeepSpeed refuses fp16 on this "
         "CPU; its check was patched for these.", "",
-        "*gradient error*: of the worst parameter on any rank, tied ones included, the L2 distance "
-        "of the reduced gradient from a float64-accumulated one of one process, in the mean norm of "
-        "the 8 parts. *bound*: 1e-6 for fp32, 4e-3 for bf16, 1e-3 for block-scaled fp16 (on an fp32 "
-        "wire), derived from .0265 per rounding for FP8; for DeepSpeed 1e-6 where all is fp32, else "
-        "1e-2. *loss deviation*: largest distance of a step's loss from the reference's, relative "
-        "to the first loss; right up to 1e-5 (fp32), 1e-2 (16 bits) and 2e-2 (FP8, and DeepSpeed).",
+        "*gradient error*: of the worst parameter on any rank, tied ones included, the L2 "
+        "distance of the reduced gradient from a float64-accumulated one of one process, in the "
+        "mean norm of the 8 parts. *bound*: 1e-6 for fp32, 4e-3 for bf16, 1e-3 for block-scaled "
+        "fp16 (on an fp32 wire), derived from .0265 per rounding for FP8; for DeepSpeed 1e-6 where "
+        "all is fp32, else 1e-2. *loss deviation*: largest distance of a step's loss from the "
+        "reference's, relative to the first loss; right up to 1e-5 (fp32), 1e-2 (16 bits) and 2e-2 "
+        "(FP8, and DeepSpeed).",
         "", *table(ours, theirs), ""])
 
 

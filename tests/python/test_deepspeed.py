@@ -1,4 +1,4 @@
-"""zerofp8 inside DeepSpeed's engines, on four gloo ranks. Skipped where DeepSpeed is not installed."""
+"""zerofp8 inside DeepSpeed's engines, on four gloo ranks; skipped without DeepSpeed."""
 
 import importlib.util
 
@@ -113,6 +113,11 @@ def test_user_backward_and_micro_batches(plain):
 
 def test_tied_copies_stay_equal(pipelines):
     assert len({r["tied"] for r in pipelines}) == 1
+
+
+def test_pipelines_of_a_version_with_wrong_gradients_are_refused(plain):
+    for r in plain:
+        assert "0.18.9" in r["old pipeline"] and "0.19.6" in r["old pipeline"]
 
 
 def test_uninstall_restores_deepspeed(plain):
