@@ -91,6 +91,12 @@ void bind_comm(py::module_& m) {
                 ->wait();
           },
           py::arg("data"), py::arg("bytes"), py::arg("root"), Release())
+      .def(
+          "check_same",
+          [](Communicator& c, const std::string& what, const std::string& text) {
+            check_same_on_all_ranks(c, what, text);
+          },
+          py::arg("what"), py::arg("text"), Release())
       .def("gather", &gather, py::arg("mine"))
       .def("all_to_all", &all_to_all, py::arg("send"))
       .def("all_reduce_f64", &all_reduce<double>, py::arg("values"), py::arg("maximum") = false,

@@ -61,7 +61,8 @@ void bind_settings(py::module_& m) {
   const auto dtype = [](Setting<DType> Settings::*field) {
     return [field](const Settings& s) { return name_of((s.*field).value); };
   };
-  py::class_<Settings>(m, "Settings")
+  py::class_<Settings>(m, "Settings",
+                       "Which dtype every part uses, stage and batch sizes: what will run.")
       .def_property_readonly(
           "opt_level", [](const Settings& s) { return std::string(to_string(s.opt_level.value)); })
       .def_property_readonly("weight", dtype(&Settings::weight))
@@ -92,7 +93,7 @@ void bind_config(py::module_& m) {
   bind_launch(m);
   bind_adam_options(m);
   bind_settings(m);
-  py::class_<Config>(m, "Config")
+  py::class_<Config>(m, "Config", "A parsed config file: what was written.")
       .def_static("parse", &Config::parse, py::arg("text"), py::arg("source") = "config")
       .def_static("from_file", &Config::from_file, py::arg("path"))
       .def("canonical", &Config::canonical)

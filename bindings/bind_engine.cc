@@ -72,7 +72,9 @@ class PyEngine {
 };
 
 void bind_report(py::module_& m) {
-  py::class_<StepReport>(m, "StepReport")
+  py::class_<StepReport>(
+      m, "StepReport",
+      "What a step did: applied or not, norm, clip coefficient, loss scale, wire bytes.")
       .def_readonly("applied", &StepReport::applied)
       .def_readonly("step", &StepReport::step)
       .def_readonly("skipped_steps", &StepReport::skipped_steps)

@@ -29,47 +29,59 @@ class IeeeMode {
 #endif
 };
 
-// Calls f(block) with a compile-time 128, the default, so that its loops are unrolled.
-template <class F>
-ZEROFP8_INLINE std::uint32_t with_block(int block, F f) {
-  return block == 128 ? f(128) : f(block);
-}
+alignas(64) constexpr float kZeros[kMaxBlock] = {};
 
-ZEROFP8_INLINE std::uint32_t encode_all(const float* x, View out, std::int64_t n, int block,
-                                        Rounding rounding, RandomStream stream) {
-  alignas(64) Draws draws;
-  std::uint32_t amax_all = 0;
-  for (std::int64_t at = 0; at < n; at += block) {
-    const int len =
-        n - at < block ? static_cast<int>(n - at) : block;  // short only for plain storage
-    const std::uint32_t amax = block_amax(x + at, len);
-    if (rounding != Rounding::kNearest)
-      draw(draws, block, stream.key, stream.offset + static_cast<std::uint64_t>(at));
-    encode_block(x + at, amax, out.at(at, block), len, rounding, draws, true);
-    amax_all = max_u32(amax_all, amax);
-  }
-  return amax_all;
+// The last, short block of a plain storage goes through padded scratch, so that other loops see
+// whole blocks only.
+ZEROFP8_INLINE std::uint32_t encode_tail(const float* x, const View& out, int len, int block,
+                                         Rounding rounding, const Draws draws) {
+  alignas(64) Scratch padded, codes;
+  __builtin_memcpy(padded, kZeros, sizeof padded);
+  __builtin_memcpy(padded, x, static_cast<std::size_t>(len) * sizeof(float));
+  encode_block(padded, 0, {out.storage, codes, nullptr}, block, rounding, draws, true);
+  __builtin_memcpy(out.codes, codes, static_cast<std::size_t>(len) * bytes_of(out.storage));
+  return block_amax(padded, block);
 }
 
 std::uint32_t encode_op(const float* x, View out, std::int64_t n, int block, Rounding rounding,
                         RandomStream stream) {
   const IeeeMode mode;
-  return with_block(
-      block, [&](int b) __attribute__((always_inline)) {
-        return encode_all(x, out, n, b, rounding, stream);
-      });
+  alignas(64) Draws draws;
+  std::uint32_t amax_all = 0;
+  for (std::int64_t at = 0; at < n; at += block) {
+    if (rounding != Rounding::kNearest)
+      draw(draws, block, stream.key, stream.offset + static_cast<std::uint64_t>(at));
+    std::uint32_t amax;
+    if (n - at < block) {
+      amax =
+          encode_tail(x + at, out.at(at, block), static_cast<int>(n - at), block, rounding, draws);
+    } else {
+      amax = block_amax(x + at, block);
+      encode_block(x + at, amax, out.at(at, block), block, rounding, draws, true);
+    }
+    amax_all = max_u32(amax_all, amax);
+  }
+  return amax_all;
 }
 
 void decode_op(View in, float* out, std::int64_t n, int block) {
   const IeeeMode mode;
-  for (std::int64_t at = 0; at < n; at += block) {
-    const int len = n - at < block ? static_cast<int>(n - at) : block;
-    decode_block(in.at(at, block), out + at, len);
+  const std::int64_t whole = n - n % block;
+  for (std::int64_t at = 0; at < whole; at += block) {
+    decode_block(in.at(at, block), out + at, block);
   }
+  if (whole == n) return;
+  alignas(64) Scratch codes, value;
+  __builtin_memcpy(codes, kZeros, sizeof codes);
+  __builtin_memcpy(codes, in.at(whole, block).codes,
+                   static_cast<std::size_t>(n - whole) * bytes_of(in.storage));
+  decode_block({in.storage, codes, nullptr}, value, block);
+  __builtin_memcpy(out + whole, value, static_cast<std::size_t>(n - whole) * sizeof(float));
 }
 
-ZEROFP8_INLINE std::uint32_t accumulate_all(View acc, View residual, View gradient, std::int64_t n,
-                                            int block, Rounding rounding, RandomStream stream) {
+std::uint32_t accumulate_op(View acc, View residual, View gradient, std::int64_t n, int block,
+                            Rounding rounding, RandomStream stream) {
+  const IeeeMode mode;
   alignas(64) Scratch total, part;
   alignas(64) Draws draws;
   std::uint32_t amax_all = 0;
@@ -78,17 +90,18 @@ ZEROFP8_INLINE std::uint32_t accumulate_all(View acc, View residual, View gradie
     decode_block(a, total, block);
     if (residual) {
       decode_block(residual.at(at, block), part, block);
-      for (int i = 0; i < block; ++i) total[i] += part[i];
+      add_block(total, part, block);
     }
     decode_block(gradient.at(at, block), part, block);
-    for (int i = 0; i < block; ++i) total[i] += part[i];
+    add_block(total, part, block);
     const std::uint32_t amax = block_amax(total, block);
     if (rounding != Rounding::kNearest)
       draw(draws, block, stream.key, stream.offset + static_cast<std::uint64_t>(at));
     encode_block(total, amax, a, block, rounding, draws, true);
     if (residual) {
       decode_block(a, part, block);
-      for (int i = 0; i < block; ++i) total[i] -= part[i];
+      each(
+          block, ZEROFP8_EACH { total[i] -= part[i]; });
       encode_block(total, block_amax(total, block), residual.at(at, block), block, rounding, draws,
                    false);
     }
@@ -97,46 +110,27 @@ ZEROFP8_INLINE std::uint32_t accumulate_all(View acc, View residual, View gradie
   return amax_all;
 }
 
-std::uint32_t accumulate_op(View acc, View residual, View gradient, std::int64_t n, int block,
-                            Rounding rounding, RandomStream stream) {
-  const IeeeMode mode;
-  return with_block(
-      block, [&](int b) __attribute__((always_inline)) {
-        return accumulate_all(acc, residual, gradient, n, b, rounding, stream);
-      });
-}
-
-ZEROFP8_INLINE std::uint32_t decode_sum_all(const View* parts, const View* residuals, int count,
-                                            float factor, float* out, std::int64_t n, int block) {
-  alignas(64) Scratch part, rest;
-  std::uint32_t amax = 0;
-  for (std::int64_t at = 0; at < n; at += block) {
-    float* sum = out + at;
-    for (int k = 0; k < count; ++k) {
-      decode_block(parts[k].at(at, block), part, block);
-      if (residuals != nullptr) {
-        decode_block(residuals[k].at(at, block), rest, block);
-        for (int i = 0; i < block; ++i) part[i] += rest[i];
-      }
-      if (k == 0) {
-        for (int i = 0; i < block; ++i) sum[i] = part[i];
-      } else {
-        for (int i = 0; i < block; ++i) sum[i] += part[i];
-      }
-    }
-    for (int i = 0; i < block; ++i) sum[i] *= factor;
-    amax = max_u32(amax, block_amax(sum, block));
-  }
-  return amax;
-}
-
 std::uint32_t decode_sum_op(const View* parts, const View* residuals, int count, float factor,
                             float* out, std::int64_t n, int block) {
   const IeeeMode mode;
-  return with_block(
-      block, [&](int b) __attribute__((always_inline)) {
-        return decode_sum_all(parts, residuals, count, factor, out, n, b);
-      });
+  alignas(64) Scratch sum, part, rest;
+  std::uint32_t amax = 0;
+  for (std::int64_t at = 0; at < n; at += block) {
+    for (int k = 0; k < count; ++k) {
+      float* value = k == 0 ? sum : part;
+      decode_block(parts[k].at(at, block), value, block);
+      if (residuals != nullptr) {
+        decode_block(residuals[k].at(at, block), rest, block);
+        add_block(value, rest, block);
+      }
+      if (k != 0) add_block(sum, part, block);
+    }
+    each(
+        block, ZEROFP8_EACH { sum[i] *= factor; });
+    __builtin_memcpy(out + at, sum, static_cast<std::size_t>(block) * sizeof(float));
+    amax = max_u32(amax, block_amax(sum, block));
+  }
+  return amax;
 }
 
 ZEROFP8_INLINE double sum_block_squares(const float* x, int n) {
@@ -163,9 +157,10 @@ std::uint32_t sum_squares_op(View x, View residual, float factor, double* out, s
     decode_block(x.at(at, block), value, block);
     if (residual) {
       decode_block(residual.at(at, block), rest, block);
-      for (int i = 0; i < block; ++i) value[i] += rest[i];
+      add_block(value, rest, block);
     }
-    for (int i = 0; i < block; ++i) value[i] *= factor;
+    each(
+        block, ZEROFP8_EACH { value[i] *= factor; });
     amax = max_u32(amax, block_amax(value, block));
     out[at / block] = sum_block_squares(value, block);
   }
@@ -174,28 +169,46 @@ std::uint32_t sum_squares_op(View x, View residual, float factor, double* out, s
 
 std::uint32_t adam_op(const AdamArgs& args) {
   const IeeeMode mode;
-  return with_block(
-      args.block, [&](int b) __attribute__((always_inline)) { return adam_blocks(args, b); });
+  return adam_blocks(args);
 }
 
+// Masters come in any number: the last few go through padded scratch.
 void split_master_op(const float* master, DType dtype, void* weight, int master_bits, void* rest,
                      std::int64_t n) {
   const IeeeMode mode;
-  for (std::int64_t at = 0; at < n; at += kMaxBlock) {
-    const int len = n - at < kMaxBlock ? static_cast<int>(n - at) : kMaxBlock;
-    store_master(master + at, dtype, static_cast<char*>(weight) + at * bytes_of(dtype), master_bits,
-                 static_cast<char*>(rest) + at * master_bits / 8, len, nullptr);
+  auto* w = static_cast<char*>(weight);
+  auto* r = static_cast<char*>(rest);
+  std::int64_t at = 0;
+  for (; at + kGranule <= n; at += kGranule) {
+    store_master(master + at, dtype, w + at * bytes_of(dtype), master_bits,
+                 r + at * master_bits / 8, kGranule, nullptr);
   }
+  if (at == n) return;
+  const auto tail = static_cast<std::size_t>(n - at);
+  alignas(64) float padded[kGranule] = {}, w_tail[kGranule], r_tail[kGranule];
+  __builtin_memcpy(padded, master + at, tail * sizeof(float));
+  store_master(padded, dtype, w_tail, master_bits, r_tail, kGranule, nullptr);
+  __builtin_memcpy(w + at * bytes_of(dtype), w_tail, tail * bytes_of(dtype));
+  if (master_bits != 0) __builtin_memcpy(r + at * master_bits / 8, r_tail, tail * master_bits / 8);
 }
 
 void join_master_op(DType dtype, const void* weight, int master_bits, const void* rest, float* out,
                     std::int64_t n) {
   const IeeeMode mode;
-  for (std::int64_t at = 0; at < n; at += kMaxBlock) {
-    const int len = n - at < kMaxBlock ? static_cast<int>(n - at) : kMaxBlock;
-    load_master(dtype, static_cast<const char*>(weight) + at * bytes_of(dtype), master_bits,
-                static_cast<const char*>(rest) + at * master_bits / 8, out + at, len);
+  const auto* w = static_cast<const char*>(weight);
+  const auto* r = static_cast<const char*>(rest);
+  std::int64_t at = 0;
+  for (; at + kGranule <= n; at += kGranule) {
+    load_master(dtype, w + at * bytes_of(dtype), master_bits, r + at * master_bits / 8, out + at,
+                kGranule);
   }
+  if (at == n) return;
+  const auto tail = static_cast<std::size_t>(n - at);
+  alignas(64) float value[kGranule], w_tail[kGranule] = {}, r_tail[kGranule] = {};
+  __builtin_memcpy(w_tail, w + at * bytes_of(dtype), tail * bytes_of(dtype));
+  if (master_bits != 0) __builtin_memcpy(r_tail, r + at * master_bits / 8, tail * master_bits / 8);
+  load_master(dtype, w_tail, master_bits, r_tail, value, kGranule);
+  __builtin_memcpy(out + at, value, tail * sizeof(float));
 }
 
 }  // namespace

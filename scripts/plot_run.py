@@ -4,6 +4,7 @@ import argparse
 import json
 import pathlib
 import sys
+import textwrap
 
 
 def smooth(values, window=20):
@@ -29,7 +30,8 @@ def plot_loss(plt, results, path):
 
 
 def plot_bars(plt, names, values, title, unit, path):
-    figure, axis = plt.subplots(figsize=(8, 0.6 + 0.45 * max(2, len(names))))
+    names = [textwrap.fill(name, 34) for name in names]
+    figure, axis = plt.subplots(figsize=(8, 0.9 + 0.5 * max(2, len(names))))
     bars = axis.barh(names, values, color="#4878a8")
     axis.bar_label(bars, labels=[f" {v:,.2f}" for v in values])
     axis.invert_yaxis()
@@ -66,7 +68,7 @@ def main():
     run = results["runs"][0]
     if not run["plan"]:
         return
-    rows = [r for r in run["plan"]["components"] if r["bytes"] > 0]
+    rows = [r for r in run["plan"]["rows"] if r["bytes"] > 0]
     plot_bars(plt, [f"{r['name']} ({r['dtype']})" for r in rows],
               [r["bytes"] / run["parameters"] for r in rows],
               f"memory of one rank at {run['name']}", "bytes per parameter", out / "memory.png")

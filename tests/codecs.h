@@ -30,14 +30,17 @@ struct Codec {
 
 template <DType kDtype>
 Codec make_codec(Storage storage, const ref::Format& format, bool saturates) {
-  return {kDtype,
-          storage,
-          &format,
-          [](float x) { return element::encode_nearest<kDtype>(x); },
-          [](float x, std::uint32_t r) { return element::encode_stochastic<kDtype>(x, r); },
-          [](float x, std::uint32_t r) { return element::encode_mixed<kDtype>(x, r); },
-          [](std::uint32_t code) { return element::decode<kDtype>(code); },
-          saturates};
+  return {
+      kDtype,
+      storage,
+      &format,
+      [](float x) -> std::uint32_t { return element::encode_nearest<kDtype>(x); },
+      [](float x, std::uint32_t r) -> std::uint32_t {
+        return element::encode_stochastic<kDtype>(x, r);
+      },
+      [](float x, std::uint32_t r) -> std::uint32_t { return element::encode_mixed<kDtype>(x, r); },
+      [](std::uint32_t code) { return element::decode<kDtype>(code); },
+      saturates};
 }
 
 inline const std::vector<Codec>& codecs() {

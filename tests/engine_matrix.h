@@ -210,92 +210,114 @@ class StepReference {
   int t_ = 0;
 };
 
-// Runs the cell on this rank's communicator; rank 0 compares, all ranks must have its weights.
-inline void check_cell(const Recipe& recipe, Communicator& comm) {
-  const int ranks = comm.size();
-  const Settings s = recipe.settings(ranks);
-  Model model(odd_shapes(), recipe);
-  Engine engine(s, model.parameters(), {.data = &comm}, quiet());
-  const bool judge = comm.rank() == 0;
-  const double scale = engine.loss_scale(), a = recipe.micro_batches;
-  std::vector<StepReference> references;
-  for (std::size_t i = 0; judge && i < model.count(); ++i) {
-    std::vector<double> p(model.numel(i));
-    for (std::size_t j = 0; j < p.size(); ++j) p[j] = model.at(i, j);
-    const auto& spec = engine.parameters()[i].spec;
-    const auto below = static_cast<std::size_t>(s.fp32_moments_below.value);
-    const bool fp32 = below > 0 && (spec.shape.size() <= 1 || p.size() < below);
-    references.emplace_back(s, std::move(p), fp32);
-  }
-  for (int t = 0; t < 3; ++t) {
-    for (int k = 0; k < recipe.micro_batches; ++k) {
-      for (std::size_t i = 0; i < model.count(); ++i) {
-        std::vector<double> g = made_up_gradients(t, comm.rank(), k, i, model.numel(i));
-        for (double& x : g) x *= scale;
-        add(engine, int(i), g, (t + k) % 2 == 0 ? recipe.dtype() : DType::kFp32);
-      }
-      engine.end_micro_batch();
+// One rank's run of a cell. Rank 0 compares; all ranks must end with its weights.
+class CellRun {
+ public:
+  CellRun(const Recipe& recipe, Communicator& comm)
+      : recipe_(recipe),
+        comm_(comm),
+        settings_(recipe.settings(comm.size())),
+        model_(odd_shapes(), recipe),
+        engine_(settings_, model_.parameters(), {.data = &comm}, quiet()) {
+    for (std::size_t i = 0; judge() && i < model_.count(); ++i) {
+      std::vector<double> p(model_.numel(i));
+      for (std::size_t j = 0; j < p.size(); ++j) p[j] = model_.at(i, j);
+      const auto below = static_cast<std::size_t>(settings_.fp32_moments_below.value);
+      const bool small = model_.specs()[i].shape.size() <= 1 || p.size() < below;
+      references_.emplace_back(settings_, std::move(p), below > 0 && small);
     }
-    engine.reduce_gradients();
+  }
+
+  void run() {
+    for (int t = 0; t < 3 && !testing::Test::HasFatalFailure(); ++t) step(t);
+    for (std::size_t i = 0; i < model_.count() && !testing::Test::HasFatalFailure(); ++i) {
+      check_weights(i);
+    }
+  }
+
+ private:
+  bool judge() const { return comm_.rank() == 0; }
+  std::vector<double> gradient(int t, int rank, int k, std::size_t i) const {
+    std::vector<double> g = made_up_gradients(t, rank, k, i, model_.numel(i));
+    for (double& x : g) x *= engine_.loss_scale();
+    return g;
+  }
+
+  void step(int t) {
+    for (int k = 0; k < recipe_.micro_batches; ++k) {
+      for (std::size_t i = 0; i < model_.count(); ++i) {
+        add(engine_, int(i), gradient(t, comm_.rank(), k, i),
+            (t + k) % 2 == 0 ? recipe_.dtype() : DType::kFp32);
+      }
+      engine_.end_micro_batch();
+    }
+    engine_.reduce_gradients();
     double squares = 0;
     std::vector<std::vector<float>> found;
-    for (std::size_t i = 0; i < model.count(); ++i) {
-      found.push_back(engine.full_state(int(i), StateKind::kGradient));
+    for (std::size_t i = 0; i < model_.count(); ++i) {
+      found.push_back(engine_.full_state(int(i), StateKind::kGradient));
       for (const float x : found[i]) squares += double(x) * x;
-      if (!judge) continue;
-      CellGradients all;
-      for (int r = 0; r < ranks; ++r) {
-        all.g.emplace_back();
-        for (int k = 0; k < recipe.micro_batches; ++k) {
-          all.g.back().push_back(made_up_gradients(t, r, k, i, model.numel(i)));
-          for (double& x : all.g.back().back()) x *= scale;
-        }
-      }
-      for (std::size_t begin = 0; begin < model.numel(i); begin += kBlock) {
-        const std::size_t end = std::min(model.numel(i), begin + kBlock);
-        const std::vector<double> bound = gradient_bound(s, all, begin, end);
-        for (std::size_t j = begin; j < end; ++j) {
-          double sum = 0;
-          for (const auto& rank : all.g) {
-            for (const auto& micro : rank) sum += micro[j];
-          }
-          const double divisor = ranks * a * scale;
-          ASSERT_LE(std::fabs(found[i][j] - sum / divisor), bound[j - begin] / divisor)
-              << recipe.name() << ", step " << t << ", parameter " << i << " element " << j
-              << ": gradient " << found[i][j] << ", reference " << sum / divisor;
-        }
-      }
+      if (judge()) check_gradient(t, i, found[i]);
     }
     const double norm = std::sqrt(squares);
-    ASSERT_NEAR(engine.grad_norm() / norm, 1, 1e-12) << recipe.name();
-    const StepReport report = engine.step();
-    ASSERT_TRUE(report.applied) << recipe.name();
-    const double clip = recipe.clipping > 0 ? std::min(1.0, recipe.clipping / (norm + 1e-6)) : 1.0;
+    ASSERT_NEAR(engine_.grad_norm() / norm, 1, 1e-12);
+    const StepReport report = engine_.step();
+    ASSERT_TRUE(report.applied);
+    const double clip =
+        recipe_.clipping > 0 ? std::min(1.0, recipe_.clipping / (norm + 1e-6)) : 1.0;
     ASSERT_NEAR(report.clip_coefficient, clip, 1e-7 * clip);
-    for (std::size_t i = 0; judge && i < model.count(); ++i) references[i].step(found[i], clip);
+    for (std::size_t i = 0; i < references_.size(); ++i) references_[i].step(found[i], clip);
   }
-  for (std::size_t i = 0; i < model.count(); ++i) {
-    const std::vector<float> master = engine.full_state(int(i), StateKind::kMaster);
-    ASSERT_EQ(engine.step_of(int(i)), 3);
-    for (std::size_t j = 0; judge && j < model.numel(i); ++j) {
-      ASSERT_LE(std::fabs(master[j] - references[i].p(j)), references[i].dp(j))
-          << recipe.name() << ", parameter " << i << " element " << j << ": master " << master[j]
-          << ", reference " << references[i].p(j);
-      // The weight is the master rounded to nearest.
-      if (recipe.model == "fp32") {
-        ASSERT_EQ(model.at(i, j), master[j]);
-      } else if (s.master != MasterWeights::kNone) {
-        const ref::Format& f = format_of(recipe.dtype());
-        ASSERT_LE(std::fabs(model.at(i, j) - master[j]), f.ulp(master[j]) / 2) << recipe.name();
+
+  void check_gradient(int t, std::size_t i, const std::vector<float>& found) const {
+    CellGradients all;
+    for (int r = 0; r < comm_.size(); ++r) {
+      all.g.emplace_back();
+      for (int k = 0; k < recipe_.micro_batches; ++k)
+        all.g[std::size_t(r)].push_back(gradient(t, r, k, i));
+    }
+    const double divisor = double(comm_.size()) * recipe_.micro_batches * engine_.loss_scale();
+    for (std::size_t begin = 0; begin < found.size(); begin += kBlock) {
+      const std::size_t end = std::min(found.size(), begin + kBlock);
+      const std::vector<double> bound = gradient_bound(settings_, all, begin, end);
+      for (std::size_t j = begin; j < end; ++j) {
+        double sum = 0;
+        for (const auto& rank : all.g) {
+          for (const auto& micro : rank) sum += micro[j];
+        }
+        ASSERT_LE(std::fabs(found[j] - sum / divisor), bound[j - begin] / divisor)
+            << "step " << t << ", parameter " << i << " element " << j << ": gradient " << found[j]
+            << ", reference " << sum / divisor;
       }
     }
   }
-  for (std::size_t i = 0; i < model.count(); ++i) {
-    const auto& mine = model.bytes()[i];
-    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(ranks));
-    comm.gather_control(mine, all);
-    ASSERT_TRUE(std::equal(mine.begin(), mine.end(), all.begin())) << recipe.name();
+
+  void check_weights(std::size_t i) {
+    const std::vector<float> master = engine_.full_state(int(i), StateKind::kMaster);
+    ASSERT_EQ(engine_.step_of(int(i)), 3);
+    for (std::size_t j = 0; judge() && j < model_.numel(i); ++j) {
+      ASSERT_LE(std::fabs(master[j] - references_[i].p(j)), references_[i].dp(j))
+          << "parameter " << i << " element " << j << ": master " << master[j] << ", reference "
+          << references_[i].p(j);
+      // The weight is the master rounded to nearest.
+      const bool rounded = recipe_.model != "fp32" && settings_.master != MasterWeights::kNone;
+      const double half = rounded ? format_of(recipe_.dtype()).ulp(master[j]) / 2 : 0;
+      ASSERT_LE(std::fabs(model_.at(i, j) - master[j]), half) << "parameter " << i << " " << j;
+    }
+    const auto& mine = model_.bytes()[i];
+    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(comm_.size()));
+    comm_.gather_control(mine, all);
+    ASSERT_TRUE(std::equal(mine.begin(), mine.end(), all.begin()));
   }
-}
+
+  const Recipe& recipe_;
+  Communicator& comm_;
+  Settings settings_;
+  Model model_;
+  Engine engine_;
+  std::vector<StepReference> references_;
+};
+
+inline void check_cell(const Recipe& recipe, Communicator& comm) { CellRun(recipe, comm).run(); }
 
 }  // namespace zerofp8::test

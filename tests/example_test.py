@@ -54,6 +54,14 @@ class Example(unittest.TestCase):
         self.assertEqual(ours["planned_state_bytes"], ours["counted_state_bytes"])
         self.assertEqual(ours["planned_wire_bytes"], ours["counted_wire_bytes"])
         self.assertNotIn("NOT AS PLANNED", text)
+        try:
+            import matplotlib  # noqa: F401: the plots are checked where it is installed
+        except ImportError:
+            return
+        plots = self.path / "plots"
+        results = max(self.path.glob("results*.json"))
+        subprocess.run([sys.executable, ROOT / "scripts/plot_run.py", results, "--out", plots], check=True, timeout=120)
+        self.assertEqual({p.name for p in plots.iterdir()}, {"loss.png", "memory.png", "wire.png"})
 
     def test_every_model_dtype_and_stage_trains(self):
         for model in ("fp32", "bf16", "fp16"):

@@ -155,7 +155,9 @@ TEST_P(FormatsTest, StochasticHasTheProbabilityOfTheRemainder) {
         was_up = up;
         ups += up;
       }
-      ASSERT_NEAR(ups, b.fraction * 65536, 1.0) << std::hexfloat << x;
+      // fp16 drops 13 bits of a normal value and uses 13; of a subnormal it drops more.
+      const bool fp16_subnormal = codec().dtype == DType::kFp16 && x < format().min_normal();
+      ASSERT_NEAR(ups, b.fraction * 65536, fp16_subnormal ? 4.0 : 1.0) << std::hexfloat << x;
     }
   }
 }

@@ -115,9 +115,27 @@ def check_links(names):
                 yield f"{name}: links to {target}, which does not exist"
 
 
+def check_versions():
+    """One version: CMake's, the header's, the changelog's newest."""
+    cmake = re.search(r"project\(zerofp8 VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+    header = re.search(r'return "([\d.]+)"', (ROOT / "include/zerofp8/zerofp8.h").read_text()).group(1)
+    newest = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE).group(1)
+    if len({cmake, header, newest}) != 1:
+        yield f"versions differ: CMakeLists.txt {cmake}, zerofp8.h {header}, CHANGELOG.md {newest}"
+
+
+def check_results():
+    """README's table of results is the one of docs/results."""
+    study = (ROOT / "docs/results/byte_gpt.md").read_text().splitlines()
+    shown = (ROOT / "README.md").read_text().split("<!-- results:begin -->")[1].split("<!-- results:end -->")[0]
+    if shown.strip().splitlines() != [line for line in study if line.startswith("|")]:
+        yield "README.md: the results are not those of docs/results/byte_gpt.md; run scripts/loss_study.py --readme"
+
+
 def main():
     names = tracked()
-    faults = [*check_includes(names), *check_lengths(names), *check_orphans(names), *check_links(names)]
+    faults = [*check_includes(names), *check_lengths(names), *check_orphans(names), *check_links(names), *check_versions(),
+              *check_results()]
     sources = [n for n in names if n.endswith((".h", ".cc"))]
     if len(sources) < 50:
         faults.append(f"only {len(sources)} sources were found: is this the repository?")

@@ -202,7 +202,7 @@ TEST(Masters, OpsWithoutRemainderAndWithFp32Master) {
 TEST(Masters, StochasticWeightIsUnbiased) {
   struct Row {
     const ref::Format& format;
-    std::uint32_t (*encode)(float, std::uint32_t);
+    std::function<std::uint32_t(float, std::uint32_t)> encode;
   };
   const Row rows[] = {{ref::bf16(), element::encode_bf16_stochastic},
                       {ref::fp16(), element::encode_fp16_ieee_stochastic}};

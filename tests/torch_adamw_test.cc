@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <memory>
 #include <random>
 
 #include "zerofp8/engine.h"
@@ -17,16 +18,16 @@
 namespace zerofp8 {
 namespace {
 
-struct Setup {
+struct Options {
   const char* name;
   const char* type;
   double lr, beta2, eps, weight_decay;
 };
-void PrintTo(const Setup& s, std::ostream* out) { *out << s.name; }
+void PrintTo(const Options& s, std::ostream* out) { *out << s.name; }
 
-class TorchAdam : public testing::TestWithParam<Setup> {};
+class TorchAdam : public testing::TestWithParam<Options> {};
 
-std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const Setup& s, const torch::Tensor& p) {
+std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const Options& s, const torch::Tensor& p) {
   const auto betas = std::make_tuple(0.9, s.beta2);
   if (std::string(s.type) == "AdamW") {
     return std::make_unique<torch::optim::AdamW>(
@@ -39,7 +40,7 @@ std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const Setup& s, const t
 }
 
 TEST_P(TorchAdam, StaysWithinTheStatedBound) {
-  const Setup s = GetParam();
+  const Options s = GetParam();
   constexpr int kSteps = 1000;
   constexpr std::int64_t kElements = 1000;
   const Config config = Config::parse(
@@ -77,11 +78,11 @@ TEST_P(TorchAdam, StaysWithinTheStatedBound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, TorchAdam,
-                         testing::Values(Setup{"AdamW", "AdamW", 1e-3, 0.999, 1e-8, 0.0},
-                                         Setup{"AdamWDecay", "AdamW", 1e-2, 0.95, 1e-8, 0.1},
-                                         Setup{"Adam", "Adam", 1e-3, 0.999, 1e-8, 0.0},
-                                         Setup{"AdamL2", "Adam", 1e-2, 0.95, 1e-8, 0.1}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         testing::Values(Options{"AdamW", "AdamW", 1e-3, 0.999, 1e-8, 0.0},
+                                         Options{"AdamWDecay", "AdamW", 1e-2, 0.95, 1e-8, 0.1},
+                                         Options{"Adam", "Adam", 1e-3, 0.999, 1e-8, 0.0},
+                                         Options{"AdamL2", "Adam", 1e-2, 0.95, 1e-8, 0.1}),
+                         [](const auto& setup) { return std::string(setup.param.name); });
 
 }  // namespace
 }  // namespace zerofp8

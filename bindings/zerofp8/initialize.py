@@ -34,7 +34,9 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     data_parallel_group : torch.distributed.ProcessGroup, optional
         Ranks that hold the same part of the model. Default: all ranks.
     pipeline_parallel_group, tensor_parallel_group : torch.distributed.ProcessGroup, optional
-        Ranks that hold the other parts. The norm is taken over both.
+        Ranks that hold the other parts. The norm is taken over both. Parameters that are cut over
+        tensor ranks have the attribute ``tensor_model_parallel = True``, as Megatron sets it; the
+        others are replicated, and their gradients have to be the same on all tensor ranks.
     loss_is_divided : bool, optional
         Whether the loop divides its loss by the micro-batches per step, A. Required in a plain loop
         with A > 1.
@@ -129,11 +131,12 @@ class _Prepared:
         model_ranks = groups.model_ranks(records, layout.rank)
         model = groups.communicator(model_ranks, timeout) if len(model_ranks) > 1 else None
         tied, first_holder = self._tied_groups(records, timeout)
+        data.check_same("parameters", "".join(
+            f"{n.name} {tuple(n.parameter.shape)} {n.parameter.dtype}\n" for n in self.parameters))
+        self._send_weights(data, tied)
         engine = _C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
             data, model, tied, {}, self.loss_is_divided, configs.threads(), _log)
-        self._send_weights(data, tied)  # after the engine has compared the ranks' parameters
-        engine.weights_changed()
         taker = GradientTaker(engine, self.parameters, self.model, self.integration,
                               self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):
@@ -170,12 +173,12 @@ class _Prepared:
         name = named.name if len(self.layout.pipeline) == 1 else self._stage_name(named)
         return _C.Parameter(name, list(p.shape), DTYPES[p.dtype],
                             named.weight.data_ptr(), named.group, "", named.tied,
-                            first_holder.get(named.tied, True) and self._first_tensor_copy(p))
+                            first_holder.get(named.tied, True) and self._counts(p))
 
-    def _first_tensor_copy(self, p):
-        # Megatron's mark of a slice; what has none is the same on all tensor ranks.
-        sliced = getattr(p, "tensor_model_parallel", False) or getattr(p, "model_parallel", False)
-        return bool(sliced) or self.layout.rank == self.layout.tensor[0]
+    def _counts(self, p):
+        # Replicated over tensor ranks unless marked as Megatron does: the norm takes the first rank's copy.
+        layout = self.layout
+        return getattr(p, "tensor_model_parallel", False) or layout.tensor[0] == layout.rank
 
     def _stage_name(self, named):
         # Names of different stages may be the same ("0.weight"); checkpoints and the random stream need distinct ones.

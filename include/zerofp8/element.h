@@ -8,13 +8,18 @@
 //  - finite values beyond the largest finite one saturate; NaN stays NaN; an infinity becomes the
 //    format's infinity, or NaN where it has none: never the largest finite value;
 //  - nearest is round-to-nearest-even; stochastic rounds up with the probability of the remainder,
-//    from 16 random bits r16 taken at the middle of their interval (bias at most 2^-17 ulp);
+//    from 16 random bits r16 taken at the middle of their interval (bias at most 2^-17 ulp; for
+//    fp16, which needs 13 bits only, 2^-14 ulp among subnormals);
 //  - no intermediate is an fp32 subnormal unless the input is one, so nothing here depends on
-//    flush-to-zero modes except for inputs below 2^-126.
+//    flush-to-zero modes except for inputs below 2^-126;
+//  - a choice between two expressions is made by min or max where one of them is always the
+//  smaller: a
+//    compare and a blend less in vector code.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "zerofp8/dtype.h"
 
@@ -64,6 +69,9 @@ ZEROFP8_HD float sqrt_rn(float a) {
 #endif
 }
 
+template <DType kDtype>
+using CodeOf = std::conditional_t<bytes_of(kDtype) == 1, std::uint8_t, std::uint16_t>;
+
 // A format with 8 or 16 bits, `kM` mantissa bits and exponent bias `kBias`, seen from fp32.
 template <DType kDtype>
 struct Mini {
@@ -88,52 +96,66 @@ struct Mini {
                                                 ? 0xFFu
                                                 : kMaxCode + 1u + kNormalCode / 2u;
   static constexpr std::uint32_t kInfCode = kInfo.has_infinity ? kMaxCode + 1u : kNanCode;
-  // 1.5 * 2^23 ulps of the subnormals: adding it rounds a float to a whole number of them.
-  static constexpr std::uint32_t kMagic =
-      (std::uint32_t(127 + 23 + 1 - kBias - kM) << 23) | 0x400000u;
+  // Added to a power of two 2^E: 2^(E + kShift), whose last place is the format's step at 2^E, with
+  // low bits that cancel those of kMinNormal >> kShift in the lowest 8 or 16 bits.
+  static constexpr std::uint32_t kCodeMask = (1u << (kInfo.bytes * 8)) - 1u;
+  static constexpr std::uint32_t kStep =
+      (std::uint32_t(kShift) << 23) | ((0u - (kMinNormal >> kShift)) & kCodeMask);
+  static_assert(kStep % 2 == 0, "ties must go to the even code");
 };
 
-// Magnitude code of a saturated, finite, non-negative fp32 magnitude given as bits.
+// Magnitude code of a saturated, finite, non-negative fp32 magnitude given as bits; bits above the
+// code are garbage. One FP32 addition rounds to a whole number of steps, those of 2^E or of the
+// subnormals: the sum's low bits count them, and (E >> kShift) counts the codes of lower exponents.
 template <DType kDtype>
 ZEROFP8_HD std::uint32_t magnitude_nearest(std::uint32_t sat) {
   using F = Mini<kDtype>;
-  constexpr std::uint32_t half = (1u << (F::kShift - 1)) - 1u;
-  const std::uint32_t normal = (sat + half + ((sat >> F::kShift) & 1u) - F::kRebias) >> F::kShift;
-  const std::uint32_t sub = bits_of(float_of(sat) + float_of(F::kMagic)) - F::kMagic;
-  return sat < F::kMinNormal ? sub : normal;
+  const std::uint32_t power = max_u32(sat & kInfBits, F::kMinNormal);
+  return bits_of(float_of(sat) + float_of(power + F::kStep)) + (power >> F::kShift);
 }
 
-// Stochastic below the smallest normal value: floor(x / ulp + u) in fixed point with 17 fraction
-// bits, u = (2 r16 + 1) / 2^17. In floating point the sum of a large fp16 subnormal and a draw
-// would itself be rounded and could move a representable value.
-template <DType kDtype>
-ZEROFP8_HD std::uint32_t magnitude_stochastic_subnormal(std::uint32_t sat, std::uint32_t r16) {
-  using F = Mini<kDtype>;
-  const float fixed_one = float_of(std::uint32_t(127 + 17 - (1 - F::kBias - F::kM)) << 23);
-  const float fixed = float_of(min_u32(sat, F::kMinNormal)) * fixed_one;  // below 2^28
-  return (static_cast<std::uint32_t>(static_cast<std::int32_t>(fixed)) + 2u * r16 + 1u) >> 17;
-}
-
+// The magnitude in units of 2^-kShift codes, plus a dither in [0, 2^kShift), in whole codes. Below
+// the smallest normal value: the mantissa of sat + 2^(1 - bias). Each of the two expressions is the
+// larger one where it holds. The dither: 16 random bits stretched, at the middle of their interval,
+// or cut to the number of dropped bits. Never passes the largest code: what is saturated has no
+// remainder.
 template <DType kDtype>
 ZEROFP8_HD std::uint32_t magnitude_stochastic(std::uint32_t sat, std::uint32_t r16) {
   using F = Mini<kDtype>;
-  // 16 random bits stretched (or cut) to the number of dropped bits, at the middle of their
-  // interval.
   constexpr int up = F::kShift - 16;
-  const std::uint32_t dither = up > 0 ? (r16 << (up > 0 ? up : 0)) | (1u << (up > 0 ? up - 1 : 0))
-                                      : r16 >> (up < 0 ? -up : 0);
-  const std::uint32_t normal = (sat + dither - F::kRebias) >> F::kShift;
-  const std::uint32_t sub = magnitude_stochastic_subnormal<kDtype>(sat, r16);
-  return min_u32(sat < F::kMinNormal ? sub : normal, F::kMaxCode);
+  constexpr std::uint32_t middle = up > 0 ? 1u << (up > 0 ? up - 1 : 0) : 0u;
+  // 2^31 keeps both above zero, for an unsigned maximum; it is cut off with the code's upper bits.
+  constexpr std::uint32_t offset = 0x80000000u + middle;
+  const std::uint32_t fixed =
+      max_u32(sat + (offset - F::kRebias),
+              bits_of(float_of(sat) + float_of(F::kMinNormal)) + (offset - F::kMinNormal));
+  const std::uint32_t dither = up > 0 ? r16 << (up > 0 ? up : 0) : r16 >> (up < 0 ? -up : 0);
+  return (fixed + dither) >> F::kShift;
 }
 
+// A subnormal moves by up to half a step before it's rounded to nearest: by u - 1/2. The sum is
+// exact: at most 1023 steps of fp16 and 13 bits of u, or 15 steps and 17 bits.
 template <DType kDtype>
-ZEROFP8_HD std::uint32_t finish_code(std::uint32_t u, std::uint32_t magnitude) {
+ZEROFP8_HD std::uint32_t magnitude_mixed(std::uint32_t sat, std::uint32_t r16) {
+  using F = Mini<kDtype>;
+  constexpr int cut = F::kM > 6 ? 4 : 0;
+  constexpr std::uint32_t step = std::uint32_t(127 + 1 - F::kBias - F::kM) << 23;
+  const std::uint32_t one_plus_u = (((r16 >> cut) * 2u + 1u) << (6 + cut)) | step;
+  const float shift = float_of(one_plus_u) - 1.5f * float_of(step);
+  const float moved = float_of(sat) + (sat < F::kMinNormal ? shift : 0.0f);
+  const std::uint32_t power = max_u32(sat & kInfBits, F::kMinNormal);
+  return bits_of(moved + float_of(power + F::kStep)) + (power >> F::kShift);
+}
+
+// `kFinite`: the caller knows that x is finite, two or three instructions less.
+template <DType kDtype, bool kFinite>
+ZEROFP8_HD CodeOf<kDtype> finish_code(std::uint32_t u, std::uint32_t magnitude) {
   using F = Mini<kDtype>;
   const std::uint32_t a = u & kAbsMask;
-  const std::uint32_t finite =
-      a < kInfBits ? magnitude : (a == kInfBits ? F::kInfCode : F::kNanCode);
-  return finite | ((u >> F::kSignShift) & F::kSignBit);
+  const std::uint32_t code =
+      kFinite || a < kInfBits ? magnitude : (a == kInfBits ? F::kInfCode : F::kNanCode);
+  // A choice, not an or of shifted bits: g++ would narrow both sides to bytes one by one.
+  return static_cast<CodeOf<kDtype>>(static_cast<std::int32_t>(u) < 0 ? code | F::kSignBit : code);
 }
 
 // bf16 is the upper half of fp32: no saturation (an overflow of rounding is infinity, as in IEEE
@@ -149,65 +171,66 @@ ZEROFP8_HD std::uint32_t encode_bf16_stochastic(float x, std::uint32_t r16) {
   return (u & kAbsMask) >= kInfBits ? ((u >> 16) | ((u & 0x7FFFFFu) != 0u ? 0x40u : 0u)) : rounded;
 }
 
-template <DType kDtype>
-ZEROFP8_HD std::uint32_t encode_nearest(float x) {
-  if constexpr (kDtype == DType::kBf16) return encode_bf16_nearest(x);
+template <DType kDtype, bool kFinite = false>
+ZEROFP8_HD CodeOf<kDtype> encode_nearest(float x) {
+  if constexpr (kDtype == DType::kBf16) return static_cast<std::uint16_t>(encode_bf16_nearest(x));
   const std::uint32_t u = bits_of(x);
   const std::uint32_t sat = min_u32(u & kAbsMask, Mini<kDtype>::kMaxBits);
-  return finish_code<kDtype>(u, magnitude_nearest<kDtype>(sat));
+  return finish_code<kDtype, kFinite>(u, magnitude_nearest<kDtype>(sat));
 }
-template <DType kDtype>
-ZEROFP8_HD std::uint32_t encode_stochastic(float x, std::uint32_t r16) {
-  if constexpr (kDtype == DType::kBf16) return encode_bf16_stochastic(x, r16);
+template <DType kDtype, bool kFinite = false>
+ZEROFP8_HD CodeOf<kDtype> encode_stochastic(float x, std::uint32_t r16) {
+  if constexpr (kDtype == DType::kBf16)
+    return static_cast<std::uint16_t>(encode_bf16_stochastic(x, r16));
   const std::uint32_t u = bits_of(x);
   const std::uint32_t sat = min_u32(u & kAbsMask, Mini<kDtype>::kMaxBits);
-  return finish_code<kDtype>(u, magnitude_stochastic<kDtype>(sat, r16));
+  return finish_code<kDtype, kFinite>(u, magnitude_stochastic<kDtype>(sat, r16));
 }
 // Nearest for normal codes, stochastic below: first moments, whose subnormals would never decay.
-template <DType kDtype>
-ZEROFP8_HD std::uint32_t encode_mixed(float x, std::uint32_t r16) {
+template <DType kDtype, bool kFinite = false>
+ZEROFP8_HD CodeOf<kDtype> encode_mixed(float x, std::uint32_t r16) {
   if constexpr (kDtype == DType::kBf16)
-    return encode_bf16_nearest(x);  // no gradual underflow to stall
+    return static_cast<std::uint16_t>(encode_bf16_nearest(x));  // no gradual underflow to stall
   using F = Mini<kDtype>;
   const std::uint32_t u = bits_of(x);
   const std::uint32_t sat = min_u32(u & kAbsMask, F::kMaxBits);
-  const std::uint32_t magnitude = sat < F::kMinNormal
-                                      ? magnitude_stochastic_subnormal<kDtype>(sat, r16)
-                                      : magnitude_nearest<kDtype>(sat);
-  return finish_code<kDtype>(u, magnitude);
+  return finish_code<kDtype, kFinite>(u, magnitude_mixed<kDtype>(sat, r16));
 }
 
 template <DType kDtype>
 ZEROFP8_HD float decode(std::uint32_t code) {
   if constexpr (kDtype == DType::kBf16) return float_of(code << 16);
   using F = Mini<kDtype>;
-  const std::uint32_t mag = F::kSignBit ? code & (F::kSignBit - 1u) : code;
-  const std::uint32_t sign = (code & F::kSignBit) << F::kSignShift;
-  const std::uint32_t normal = (mag << F::kShift) + F::kRebias;
-  // Subnormal: 2^(1-bias) * (1 + mag / 2^M) - 2^(1-bias), exact and without fp32 subnormals.
-  const float min_normal = float_of(F::kMinNormal);
-  const std::uint32_t sub = bits_of(float_of((mag << F::kShift) + F::kMinNormal) - min_normal);
-  std::uint32_t u = mag < F::kNormalCode ? sub : normal;
-  if constexpr (kDtype == DType::kE4m3) u = mag == 0x7Fu ? 0x7FC00000u : u;
-  if constexpr (F::kInfo.has_infinity) {
-    u = mag > F::kMaxCode ? (mag == F::kInfCode ? kInfBits : 0x7FC00000u) : u;
-  }
-  return float_of(u | sign);
+  // One shift of the whole code, so that it's widened once: sign on top, then the magnitude.
+  const std::uint32_t top = code << F::kSignShift;
+  const std::uint32_t mag =
+      F::kSignBit ? (top & kAbsMask) >> (F::kSignShift - F::kShift) : code << F::kShift;
+  // Normal, and subnormal as 2^(1-bias) * (1 + mag / 2^M) - 2^(1-bias), exact and without fp32
+  // subnormals. Each is the smaller one where it holds.
+  const std::uint32_t normal = mag + F::kRebias;
+  const std::uint32_t sub = bits_of(float_of(mag + F::kMinNormal) - float_of(F::kMinNormal));
+  std::uint32_t u = min_u32(normal, sub);
+  if constexpr (kDtype == DType::kE4m3) u = mag == 0x7Fu << F::kShift ? 0x7FC00000u : u;
+  // The top exponent of IEEE formats: on to fp32's.
+  if constexpr (F::kInfo.has_infinity) u += mag >= F::kInfCode << F::kShift ? F::kRebias : 0u;
+  return float_of(F::kSignBit ? u | (top & ~kAbsMask) : u);
 }
 
-// Plain IEEE fp16 for weights and wire: rounding beyond 65504 gives infinity, not saturation.
-ZEROFP8_HD std::uint32_t encode_fp16_ieee(float x) {
-  const std::uint32_t a = bits_of(x) & kAbsMask;
-  const std::uint32_t code = encode_nearest<DType::kFp16>(x);
-  const std::uint32_t overflow = a >= 0x477FF000u && a <= kInfBits;  // 65520 rounds to infinity
-  return overflow ? ((code & 0x8000u) | 0x7C00u) : code;
+// Plain IEEE fp16 for weights and wire: beyond 65504 comes infinity, not saturation. 2^16 encodes
+// as the code of infinity.
+ZEROFP8_HD std::uint16_t finish_fp16_ieee(std::uint32_t u, std::uint32_t magnitude) {
+  const std::uint32_t code = (u & kAbsMask) > kInfBits ? Mini<DType::kFp16>::kNanCode : magnitude;
+  return static_cast<std::uint16_t>(static_cast<std::int32_t>(u) < 0 ? code | 0x8000u : code);
 }
-
-// Stochastic rounding into IEEE fp16: whatever lies beyond 65504 is infinity, never 65504.
-ZEROFP8_HD std::uint32_t encode_fp16_ieee_stochastic(float x, std::uint32_t r16) {
+ZEROFP8_HD std::uint16_t encode_fp16_ieee(float x) {
+  const std::uint32_t sat = min_u32(bits_of(x) & kAbsMask, 0x47800000u);
+  return finish_fp16_ieee(bits_of(x), magnitude_nearest<DType::kFp16>(sat));
+}
+// Whatever lies beyond 65504 is infinity.
+ZEROFP8_HD std::uint16_t encode_fp16_ieee_stochastic(float x, std::uint32_t r16) {
   const std::uint32_t a = bits_of(x) & kAbsMask;
-  const std::uint32_t code = encode_stochastic<DType::kFp16>(x, r16);
-  return a > 0x477FE000u && a <= kInfBits ? ((code & 0x8000u) | 0x7C00u) : code;
+  const std::uint32_t sat = a > 0x477FE000u ? 0x47800000u : a;
+  return finish_fp16_ieee(bits_of(x), magnitude_stochastic<DType::kFp16>(sat, r16));
 }
 
 // Scale of one block and its inverse; x * inverse is what gets encoded, code value * scale comes

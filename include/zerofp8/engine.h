@@ -161,8 +161,8 @@ class Engine {
   void save(const std::string& root);
   // Loads what ROOT/latest names (or ROOT itself, if it is one checkpoint), saved on any number of
   // data ranks. Everything is checked before anything is overwritten. Hyper-parameters of the
-  // groups, loss scale, counters and weights come back too. Throws CheckpointError, the same on
-  // every rank.
+  // groups, loss scale, counters and weights come back too. Between steps only. Throws
+  // CheckpointError, the same on every rank.
   void load(const std::string& root);
 
   struct Impl;

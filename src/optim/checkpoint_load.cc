@@ -283,6 +283,7 @@ std::set<std::string> Engine::Impl::names_on_all_ranks() const {
 }
 
 void Engine::Impl::load(const std::string& root) {
+  refuse_within_step("load");
   std::string error, folder, note;
   const auto run = [&](const auto& action) {  // the same outcome on every rank
     try {

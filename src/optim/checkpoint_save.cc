@@ -188,10 +188,23 @@ void Engine::Impl::write_indices(const std::string& folder, const ModelIndex& mi
   }
 }
 
-void Engine::Impl::save(const std::string& root) {
+// On all ranks if on any. Buckets of a sharded accumulator may be under way on some ranks only, so
+// the question goes where they do not.
+void Engine::Impl::refuse_within_step(const std::string& call) const {
+  std::string error;
   if (micro_batches != 0 || open_micro_batch || reduced) {
-    throw ArgumentError("save: gradients were accumulated since the last step; save after step()");
+    error = fmt::format(
+        "{0}: data rank {1} has accumulated gradients since the last step; {0} after step() or "
+        "discard_gradients()",
+        call, data_rank());
   }
+  Communicator* data = micro_batch_comm ? micro_batch_comm.get() : groups.data;
+  error = first_error(data, groups.model, error);
+  if (!error.empty()) throw ArgumentError(error);
+}
+
+void Engine::Impl::save(const std::string& root) {
+  refuse_within_step("save");
   const bool first = data_rank() == 0 && model_rank() == 0;
   std::string error, name, id;
   if (first) {

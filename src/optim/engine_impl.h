@@ -155,6 +155,7 @@ struct Engine::Impl {
   // checkpoint_save.cc, checkpoint_load.cc
   std::vector<StoredTensor> stored_tensors(BucketState& b, const Segment& s, std::int64_t at);
   CheckpointFormat checkpoint_format() const;
+  void refuse_within_step(const std::string& call) const;
   int model_rank() const { return groups.model == nullptr ? 0 : groups.model->rank(); }
   ModelIndex write_shard(const std::string& folder, const std::string& id);
   void write_indices(const std::string& folder, const ModelIndex& mine);

@@ -20,7 +20,7 @@ def _child(rank, size, path, function, arguments, pipe):
         if size > 1:
             store = dist.FileStore(path, size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size,
-                                    timeout=timedelta(seconds=60))
+                                    timeout=timedelta(seconds=120))
         pipe.send_bytes(pickle.dumps(("value", function(rank, *arguments))))
     except BaseException as error:  # sent to the test, with its trace
         text = traceback.format_exc()
@@ -32,7 +32,7 @@ def _child(rank, size, path, function, arguments, pipe):
     os._exit(0)  # no atexit handlers of the parent's
 
 
-def run_ranks(size, function, *arguments, timeout=60, errors=False, kill=()):
+def run_ranks(size, function, *arguments, timeout=180, errors=False, kill=()):
     """`function(rank, *arguments)` on `size` ranks; the list of what they return.
 
     Parameters

@@ -71,7 +71,7 @@ CASES = {
 def attempt(rank, name):
     make, arguments, _ = CASES[name]
     model = linear()
-    zerofp8.initialize(model, make(model), timeout=20, **arguments)
+    zerofp8.initialize(model, make(model), timeout=60, **arguments)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,7 +102,7 @@ def test_the_same_on_all_ranks():
 def one_rank_is_wrong(rank):
     model = linear()
     make = (lambda m: torch.optim.SGD(m.parameters(), lr=1)) if rank == 1 else adam
-    zerofp8.initialize(model, make(model), {}, timeout=20)
+    zerofp8.initialize(model, make(model), {}, timeout=60)
 
 
 def test_an_error_of_one_rank_is_told_to_all():
@@ -115,7 +115,7 @@ def different_groups(rank):
     pair = dist.new_group([0, 1])
     model = linear()
     group = pair if rank == 0 else None
-    zerofp8.initialize(model, adam(model), {}, data_parallel_group=group, timeout=20)
+    zerofp8.initialize(model, adam(model), {}, data_parallel_group=group, timeout=60)
 
 
 def test_group_mismatch():
@@ -128,12 +128,12 @@ def test_group_mismatch():
 def different_configs(rank):
     model = linear()
     level = "O1" if rank == 0 else "O2"
-    zerofp8.initialize(model, adam(model), {}, opt_level=level, timeout=20)
+    zerofp8.initialize(model, adam(model), {}, opt_level=level, timeout=60)
 
 
 def different_models(rank):
     model = nn.Linear(4, 4 + rank)
-    zerofp8.initialize(model, adam(model), {}, timeout=20)
+    zerofp8.initialize(model, adam(model), {}, timeout=60)
 
 
 def test_ranks_that_differ():

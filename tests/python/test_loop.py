@@ -16,7 +16,7 @@ from zerofp8.taken import TakenGradient
 def start(model, config=None, lr=0.1, template=torch.optim.AdamW, **options):
     keywords = {k: options.pop(k) for k in ("loss_is_divided", "opt_level") if k in options}
     optimizer = template(model.parameters(), lr=lr, **{"weight_decay": 0, **options})
-    return zerofp8.initialize(model, optimizer, config or {}, timeout=20, **keywords)
+    return zerofp8.initialize(model, optimizer, config or {}, timeout=60, **keywords)
 
 
 def torch_twin(model, lr=0.1, template=torch.optim.AdamW, **options):
@@ -286,7 +286,7 @@ def scaler_loop(rank, ours):
     template = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer = template
     if ours:
-        model, optimizer = zerofp8.initialize(model, template, {}, timeout=20)
+        model, optimizer = zerofp8.initialize(model, template, {}, timeout=60)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     scales, norms = [], []
     for i in range(8):

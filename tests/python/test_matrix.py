@@ -54,7 +54,7 @@ def train_cell(rank, cell):
     reference = Reference(model, RANKS, MICRO, LR, scale=SCALE.get(cell[0], 1.0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0)
     model, optimizer = zerofp8.initialize(model, optimizer, config_of(*cell),
-                                          loss_is_divided=False, timeout=30)
+                                          loss_is_divided=False, timeout=60)
     result = {"losses": [], "expected": [], "effective": (
         optimizer.settings.weight, optimizer.settings.accumulation,
         optimizer.settings.accumulation_sharded, optimizer.settings.stage)}
@@ -95,7 +95,7 @@ def walk(rank):
 
 @pytest.fixture(scope="module")
 def results():
-    return run_ranks(RANKS, walk, timeout=150)
+    return run_ranks(RANKS, walk, timeout=400)
 
 
 def runs(cell):

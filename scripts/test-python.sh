@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Builds the Python package, installs it into the virtual environment and runs its tests.
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+install_torch
+"$VENV/bin/python" -c 'import pytest, sklearn, tqdm, scikit_build_core' 2>/dev/null ||
+  "$VENV/bin/pip" install --quiet --disable-pip-version-check -r requirements-dev.txt
+say "building the Python package"
+CMAKE_BUILD_PARALLEL_LEVEL=${ZEROFP8_JOBS:-$(nproc)} \
+  "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation --no-deps .
+say "testing the Python package"
+"$VENV/bin/python" -m pytest -q "$@" tests/python

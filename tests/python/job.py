@@ -1,0 +1,25 @@
+"""A job as users start it: `torchrun job.py` or `mpirun python job.py`. Prints a line per rank."""
+
+import json
+import os
+
+import torch
+
+import zerofp8
+from reference import loss_of, seeded_model
+
+info = zerofp8.init_distributed(timeout=60)
+torch.set_num_threads(1)
+model = seeded_model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+model, optimizer = zerofp8.initialize(model, optimizer, {"zero_optimization": {"stage": 1}},
+                                      opt_level="O1", timeout=60)
+losses = []
+for step in range(10):
+    loss = loss_of(model, step, info.rank, 0)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+# One write, so that lines of several ranks do not mix.
+os.write(1, (json.dumps({"rank": info.rank, "size": info.size, "local_rank": info.local_rank,
+                         "source": info.source, "losses": losses}) + "\n").encode())
