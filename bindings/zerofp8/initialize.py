@@ -173,12 +173,12 @@ class _Prepared:
         name = named.name if len(self.layout.pipeline) == 1 else self._stage_name(named)
         return _C.Parameter(name, list(p.shape), DTYPES[p.dtype],
                             named.weight.data_ptr(), named.group, "", named.tied,
-                            first_holder.get(named.tied, True) and self._first_tensor_copy(p))
+                            first_holder.get(named.tied, True) and self._counts(p))
 
-    def _first_tensor_copy(self, p):
-        # Megatron's mark of a slice; what has none is the same on all tensor ranks.
-        sliced = getattr(p, "tensor_model_parallel", False) or getattr(p, "model_parallel", False)
-        return bool(sliced) or self.layout.rank == self.layout.tensor[0]
+    def _counts(self, p):
+        # Replicated over tensor ranks unless marked as Megatron does: the norm takes the first rank's copy.
+        layout = self.layout
+        return getattr(p, "tensor_model_parallel", False) or layout.tensor[0] == layout.rank
 
     def _stage_name(self, named):
         # Names of different stages may be the same ("0.weight"); checkpoints and the random stream need distinct ones.

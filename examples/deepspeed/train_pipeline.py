@@ -39,7 +39,8 @@ def arguments():
 
 def make_engine(options):
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    zerofp8.init_distributed()  # torchrun's or mpirun's variables
+    launch = zerofp8.init_distributed()  # torchrun's or mpirun's variables
+    os.environ.setdefault("LOCAL_RANK", str(launch.local_rank or 0))  # DeepSpeed knows torchrun's
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     deepspeed.utils.logger.setLevel(logging.WARNING)
     torch.manual_seed(1)

@@ -196,7 +196,7 @@ def _reduced_by_deepspeed(trainer, base):
 
 
 def run_theirs(cell, stages, steps):
-    """DeepSpeed's own: SGD, since Adam hides a wrong scale. `cell` is (model, accumulation, stage)."""
+    """DeepSpeed's own: SGD, as Adam hides a wrong scale. `cell`: model, accumulation, stage."""
     model, accumulation, stage = cell
     zerofp8.deepspeed.uninstall()
     config = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 100000,
@@ -228,11 +228,12 @@ def run_theirs(cell, stages, steps):
     bound = 1e-6 if model == accumulation == "fp32" else 1e-2
     right = worst <= bound and deviation <= 2e-2
     return {"status": "right" if right else "WRONG", "error": worst, "worst": name, "total": total,
-            "bound": bound, "deviation": deviation, "wrapper": type(trainer.engine.optimizer).__name__}
+            "bound": bound, "deviation": deviation,
+            "wrapper": type(trainer.engine.optimizer).__name__}
 
 
 def walk(rank, size, whose, stages, steps, chosen, folder=None):
-    """On every rank: ``{cell: result}``; each result is written to `folder`, too, as it is there."""
+    """On every rank: ``{cell: result}``; each is written into `folder`, too, when it is there."""
     join(rank, size)
     import zerofp8.deepspeed  # noqa: F401
     run, results = run_ours if whose == "zerofp8" else run_theirs, {}

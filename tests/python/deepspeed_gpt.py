@@ -117,7 +117,8 @@ class Reference:
     """
 
     def __init__(self, dtype, tied, scale=1.0, rule="adamw", clip=0.0):
-        self.model, self.scale, self.rule, self.clip = GPT(tied).to(DTYPES[dtype]), scale, rule, clip
+        self.model = GPT(tied).to(DTYPES[dtype])
+        self.scale, self.rule, self.clip = scale, rule, clip
         self.master = {name_of(n): p.detach().double() for n, p in self.model.named_parameters()}
         self.m = {n: torch.zeros_like(w) for n, w in self.master.items()}
         self.v = {n: torch.zeros_like(w) for n, w in self.master.items()}

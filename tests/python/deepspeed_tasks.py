@@ -89,13 +89,13 @@ def clipping(stages):
 
 
 def overflow(stages):
-    """A loss scale that cannot do; then the next one still can't, or can: by the report."""
+    """One bad value on one rank, in the first of two steps."""
     config = {**BASE, "fp16": {"enabled": True, "initial_scale_power": 17, "hysteresis": 1}}
     trainer, skips, scales = start(stages, config), [], []
     optimizer = trainer.engine.optimizer
     for i in range(2):
         scales.append(optimizer.cur_scale)
-        if i == 0:  # one bad value on one rank
+        if i == 0:
             bad = dist.get_rank() == 0
             p = next(iter(trainer.parameters().values()))
             handle = p.register_hook(lambda g: g + float("inf") if bad else g)
@@ -165,7 +165,8 @@ def user_backward():
         losses = []
         for step in range(2):
             for i in range(trainer.accumulation):
-                loss = trainer.engine(*micro_batch(step, trainer.data_rank * trainer.accumulation + i))
+                part = trainer.data_rank * trainer.accumulation + i
+                loss = trainer.engine(*micro_batch(step, part))
                 trainer.engine.backward(loss) if kind == "engine" else loss.backward()
                 trainer.engine.step()
             losses.append(loss.item())
@@ -189,7 +190,7 @@ def config_errors():
         "optimizer": ({"optimizer": {"type": "Lamb", "params": {}}}, {}),
         "client": ({"optimizer": None}, {"optimizer": sgd}),
         "none": ({"optimizer": None}, {}),
-        "offload": ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}, {}),
+        "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {}),
         "batch": ({"train_batch_size": 7}, {}),
         "sequence": ({"sequence_parallel_size": 2}, {}),
     }
@@ -217,6 +218,21 @@ def interface_error():
         return str(error)
     finally:
         DeepSpeedEngine._save_zero_checkpoint = method
+
+
+def old_pipeline():
+    """What a pipeline says under a version whose pipelines scale gradients wrongly."""
+    from zerofp8.deepspeed import interface
+
+    version, interface.version = interface.version, lambda: "0.18.9"
+    try:
+        interface.check_pipeline(2, 1)  # one micro-batch: nothing to divide by
+        interface.check_pipeline(2, 4)
+        return "no error"
+    except zerofp8.UnsupportedError as error:
+        return str(error)
+    finally:
+        interface.version = version
 
 
 def _common(stages, folder):
@@ -250,4 +266,5 @@ def plain(rank, size, folder):
     found = {**_common(1, folder), **user_backward(), "errors": config_errors()}
     zerofp8.deepspeed.uninstall()
     after = engine.BF16_Optimizer, engine.DeepSpeedEngine._do_optimizer_sanity_check
-    return {**found, "restored": before == after, "interface": interface}
+    return {**found, "restored": before == after, "interface": interface,
+            "old pipeline": old_pipeline()}

@@ -1,12 +1,8 @@
 """The optimizer that DeepSpeed's engines talk to."""
 
-import logging
-
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
 from ..errors import UnsupportedError
-
-logger = logging.getLogger("zerofp8")
 
 
 class EngineOptimizer(ZeROOptimizer):

@@ -6,6 +6,9 @@ import inspect
 from ..errors import UnsupportedError
 
 TESTED_VERSIONS = ("0.19.8", "0.18.9")
+# 0.18.9 divides gradients by the micro-batches once more on each stage before the last: seen, with
+# DeepSpeed's loss division as with zerofp8's hooks. 0.19.6 does not.
+PIPELINES_FROM = "0.19.6"
 
 _ENGINE = "deepspeed.runtime.engine"
 _PIPE = "deepspeed.runtime.pipe.engine"
@@ -52,6 +55,18 @@ def version():
     return deepspeed.__version__.split("+")[0]
 
 
+def check_pipeline(stages, accumulation_steps):
+    """Refuse pipelines of a DeepSpeed whose gradients have a wrong scale."""
+    from packaging.version import Version
+
+    found = version()
+    if stages > 1 and accumulation_steps > 1 and Version(found) < Version(PIPELINES_FROM):
+        raise UnsupportedError(
+            "deepspeed", f"version {found}, a pipeline and {accumulation_steps} micro-batches: it "
+            "divides the gradients of the first stages by the micro-batches twice",
+            f"{PIPELINES_FROM} or newer for pipelines", "pip install -U deepspeed")
+
+
 def missing():
     """What the installed DeepSpeed lacks, as a list of names."""
     absent = []
@@ -81,5 +96,5 @@ def check():
     if absent:
         raise UnsupportedError("deepspeed", f"version {found} without " + ", ".join(absent),
                                "tested: " + ", ".join(TESTED_VERSIONS),
-                               "install one of these, or call zerofp8.initialize from your own loop")
+                               "install one of these, or use zerofp8.initialize in your own loop")
     return found

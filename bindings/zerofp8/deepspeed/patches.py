@@ -79,7 +79,7 @@ def _original(name):
     return next(value for _, n, value in _originals if n == name)
 
 
-# -- methods of DeepSpeedConfig and DeepSpeedEngine --------------------------------------------------
+# -- methods of DeepSpeedConfig and DeepSpeedEngine ----------------------------------------------
 
 
 def _config_init(self, config, mpu=None, *args, **kwargs):
@@ -164,6 +164,9 @@ def _refuse_engine(engine):
         raise UnsupportedError("deepspeed.initialize", f"a {type(engine).__name__}",
                                "DeepSpeedEngine or PipelineEngine",
                                "use one of these, or call zerofp8.deepspeed.uninstall()")
+    if engine.pipeline_parallelism:
+        interface.check_pipeline(engine.mpu.get_pipe_parallel_world_size(),
+                                 engine.gradient_accumulation_steps())
 
 
 def _tie(module):
