@@ -2,7 +2,7 @@
 # Builds the Python package, installs it into the virtual environment and runs its tests.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 install_torch
-"$VENV/bin/python" -c 'import pytest, sklearn, tqdm, scikit_build_core' 2>/dev/null ||
+"$VENV/bin/python" -c 'import pytest, sklearn, tqdm, scikit_build_core, importlib.metadata as m; m.version("deepspeed")' 2>/dev/null ||
   "$VENV/bin/pip" install --quiet --disable-pip-version-check -r requirements-dev.txt
 say "building the Python package"
 CMAKE_BUILD_PARALLEL_LEVEL=${ZEROFP8_JOBS:-$(nproc)} \
