@@ -36,7 +36,7 @@ def their_cells():
 
 
 def run(whose, stages, steps, chosen):
-    """Results of these cells. What stops at one is begun again there; the second time it hangs."""
+    """Results of these cells. What stops at one is begun again there, once."""
     found, failed = {}, None
     while len(found) < len(chosen):
         # DeepSpeed and gloo keep the threads of each engine's groups: new processes now and then.
@@ -48,7 +48,7 @@ def run(whose, stages, steps, chosen):
             at = next((cell for cell in left if cell not in found), None)
             print(f"stopped at {at}: {why}", flush=True)
             if at is not None and at == failed:
-                found[at] = {"status": "hangs", "text": why}
+                found[at] = {"status": "stops", "text": why}
             failed = at
     return {cell: found[cell] for cell in chosen}
 
