@@ -6,8 +6,8 @@ import inspect
 from ..errors import UnsupportedError
 
 TESTED_VERSIONS = ("0.19.8", "0.18.9")
-# 0.18.9 divides gradients by the micro-batches once more on each stage before the last: seen, with
-# DeepSpeed's loss division as with zerofp8's hooks. 0.19.6 does not.
+# With 0.18.9, gradients of stages before the last came out divided by the micro-batches once more
+# (seen under zerofp8's hooks; its source divides per output tensor). 0.19.8 does not do so.
 PIPELINES_FROM = "0.19.6"
 
 _ENGINE = "deepspeed.runtime.engine"
