@@ -53,7 +53,7 @@ def table(rows, arguments, cpu):
              "| operation | " + " | ".join(f"{isa}, {size:,}" for size in sizes for isa in isas) + f" | GB/s, {isas[-1]}, {sizes[-1]:,} |",
              "|---" * (2 + len(sizes) * len(isas)) + "|"]
     index = {(r["operation"], r["what"], r["isa"], r["elements"]): r for r in rows}
-    for operation, what in dict.fromkeys((r["operation"], r["what"]) for r in rows):
+    for operation, what in sorted({(r["operation"], r["what"]) for r in rows}):
         cells = []
         for size in sizes:
             for isa in isas:
