@@ -116,7 +116,7 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
                                             return run(begin, n, in + begin * bytes_of(dtype));
                                           }));
     if (logical > whole) {  // the last block goes through a zero-padded one
-      std::array<std::byte, 256 * 4> padded{};
+      alignas(64) std::array<std::byte, 256 * 4> padded{};
       std::memcpy(padded.data(), in + whole * bytes_of(dtype),
                   static_cast<std::size_t>((logical - whole) * bytes_of(dtype)));
       amax = std::max(amax, run(whole, block, padded.data()));

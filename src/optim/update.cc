@@ -86,7 +86,7 @@ std::uint32_t Engine::Impl::adam_segment(BucketState& b, const Segment& segment,
         return run_adam(b, segment, begin, n, weight + begin * bytes, scalars, commit);
       });
   if (segment.elements > whole) {  // the parameter's last, partial block
-    std::array<std::byte, 256 * 4> padded{};
+    alignas(64) std::array<std::byte, 256 * 4> padded{};
     const auto tail = static_cast<std::size_t>((segment.elements - whole) * bytes);
     std::memcpy(padded.data(), weight + whole * bytes, tail);
     max_bits =
