@@ -116,7 +116,9 @@ def test_time_out_names_the_absent_rank():
 
 def dying_rank(rank):
     comm = make(timeout=60)
+    comm.gather(b"x" * 1000)  # all ranks are connected from here on
     if rank == 1:
+        time.sleep(1)
         os._exit(1)
     comm.gather(b"x" * 1000)
 
