@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "zerofp8/error.h"
@@ -190,8 +189,9 @@ std::vector<std::string> gather_texts(Communicator& comm, const std::string& min
   std::vector<std::int64_t> sizes(ranks);
   comm.gather_control(std::as_bytes(std::span(&size, 1)), std::as_writable_bytes(std::span(sizes)));
   const auto longest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  if (longest == 0) return std::vector<std::string>(ranks);
   std::vector<char> send(longest, '\0'), all(longest * ranks);
-  std::memcpy(send.data(), mine.data(), mine.size());
+  std::copy(mine.begin(), mine.end(), send.begin());
   comm.gather_control(std::as_bytes(std::span(send)), std::as_writable_bytes(std::span(all)));
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < ranks; ++r) {
