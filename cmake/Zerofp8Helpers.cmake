@@ -12,7 +12,7 @@ endfunction()
 
 function(zerofp8_warnings target)
   # -Wno-restrict: g++ 12 warns falsely about string concatenation (GCC bug 105651).
-  target_compile_options(${target} PRIVATE -Wno-restrict -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers)
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers)
   if(ZEROFP8_SANITIZE)
     string(REPLACE ";" "," list "${ZEROFP8_SANITIZE}")
     target_compile_options(${target} PUBLIC -fsanitize=${list} -fno-omit-frame-pointer)

@@ -14,12 +14,26 @@ extern const Ops kOps_v4;
 #endif
 }  // namespace cpu
 
+#if defined(ZEROFP8_X86)
+// Clang 14 does not know the names of the levels; every CPU with these features has the rest of the
+// level.
+static bool runs_v3() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+static bool runs_v4() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 std::vector<const Ops*> runnable_cpu_ops() {
   std::vector<const Ops*> tables = {&cpu::kOps_base};
 #if defined(ZEROFP8_X86)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("x86-64-v3")) tables.push_back(&cpu::kOps_v3);
-  if (__builtin_cpu_supports("x86-64-v4")) tables.push_back(&cpu::kOps_v4);
+  if (runs_v3()) tables.push_back(&cpu::kOps_v3);
+  if (runs_v3() && runs_v4()) tables.push_back(&cpu::kOps_v4);
 #endif
   return tables;
 }
