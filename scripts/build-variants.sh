@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds that users may want besides the presets: without MPI, with clang, with benchmarks. Each runs a few tests.
+# Builds that users may want besides the presets: without MPI, kernels with clang, with benchmarks. Each runs a few tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,8 +14,9 @@ variant() {  # name, target list, cmake arguments...
 variant no-mpi "comm_thread_test launch_env_test engine_exact_test zerofp8_cli" -DZEROFP8_WITH_MPI=OFF
 ctest --test-dir build/no-mpi --output-on-failure -L '^(comm_thread|launch_env|engine_exact)_test'
 if command -v clang++ >/dev/null; then
-  variant clang "isa_test adam_kernel_test engine_exact_test" -DCMAKE_CXX_COMPILER=clang++
-  ctest --test-dir build/clang --output-on-failure -L '^(isa|adam_kernel|engine_exact)_test'
+  # The kernels only: clang 14 with the headers of g++ 12 does not take the config layer.
+  variant clang "isa_test adam_kernel_test" -DCMAKE_CXX_COMPILER=clang++
+  ctest --test-dir build/clang --output-on-failure -L "^(isa|adam_kernel)_test"
 else
   echo "clang++ is not installed: its variant was left out"
 fi
