@@ -84,6 +84,7 @@ void bind_report(py::module_& m) {
       .def_readonly("clipped_norm", &StepReport::clipped_norm)
       .def_readonly("loss_scale", &StepReport::loss_scale)
       .def_readonly("next_loss_scale", &StepReport::next_loss_scale)
+      .def_readonly("skip_reason", &StepReport::skip_reason)
       .def_readonly("bad_parameter", &StepReport::bad_parameter)
       .def_readonly("bad_rank", &StepReport::bad_rank)
       .def_readonly("unused_parameters", &StepReport::unused_parameters)

@@ -5,18 +5,17 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <type_traits>
 #include <utility>
 
 #include "bindings/torch_group.h"
 #include "src/comm/group.h"
+#include "src/comm/rank_order.h"
 #include "src/comm/work_state.h"
 #include "zerofp8/error.h"
 
@@ -60,29 +59,6 @@ struct Call {
   milliseconds timeout{0};
   std::shared_ptr<WorkState> state = std::make_shared<WorkState>();
 };
-
-template <class T>
-T add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {
-    T sum = 0;
-    if (__builtin_add_overflow(a, b, &sum)) {
-      throw CommError(fmt::format("all_reduce: the sum {} + {} does not fit into {} bits", a, b,
-                                  8 * sizeof(T)));
-    }
-    return sum;
-  } else {
-    return a + b;
-  }
-}
-
-template <class T>
-T larger(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) {
-    if (std::isnan(a)) return a;  // a NaN on any rank is the result on all
-    if (std::isnan(b)) return b;
-  }
-  return a < b ? b : a;
-}
 
 class ProcessGroupCommunicator final : public Communicator {
  public:
@@ -218,12 +194,7 @@ class ProcessGroupCommunicator final : public Communicator {
     gather(op == ReduceOp::kSum ? Kind::kSum : Kind::kMax, std::as_bytes(data),
            std::as_writable_bytes(std::span(all)), op == ReduceOp::kSum ? "sum" : "max");
     for (std::size_t i = 0; i < data.size(); ++i) {
-      T result = all[i];
-      for (std::size_t r = 1; r < ranks(); ++r) {
-        const T next = all[r * data.size() + i];
-        result = op == ReduceOp::kSum ? add(result, next) : larger(result, next);
-      }
-      data[i] = result;
+      data[i] = reduce_strided(all.data() + i, data.size(), size(), op);
     }
   }
 

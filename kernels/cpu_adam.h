@@ -26,10 +26,7 @@ ZEROFP8_INLINE void split_block(const float* __restrict p, void* weight, void* r
 }
 
 ZEROFP8_INLINE View weight_view(DType dtype, const void* weight) {
-  const Storage storage = dtype == DType::kFp32   ? Storage::kFp32
-                          : dtype == DType::kBf16 ? Storage::kBf16
-                                                  : Storage::kFp16;
-  return {storage, const_cast<void*>(weight), nullptr};
+  return {*plain_storage(dtype), const_cast<void*>(weight), nullptr};
 }
 
 // The FP32 value that Adam works with.

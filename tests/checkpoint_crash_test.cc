@@ -199,8 +199,10 @@ TEST(CheckpointCrash, Case41_LeftoversAreIgnored) {
     made_up_step(engine, 0, comm.rank());
     engine.save(root.path());
     if (comm.rank() == 0) {
-      fs::create_directories(path / ".tmp-0123");
-      std::ofstream(path / ".tmp-0123" / "index.json") << "{";
+      for (const char* name : {".tmp-0123", ".tmp-0123456789abcdef", ".tmp-my-other-files12"}) {
+        fs::create_directories(path / name);
+        std::ofstream(path / name / "index.json") << "{";
+      }
       fs::create_directories(path / "step-00000099");
       std::ofstream(path / "step-00000099" / "model-00000.json") << "{";
       std::ofstream(path / "latest.tmp") << "step-00000099";
@@ -210,12 +212,34 @@ TEST(CheckpointCrash, Case41_LeftoversAreIgnored) {
     made_up_step(engine, 1, comm.rank());
     engine.save(root.path());
   });
+  EXPECT_FALSE(fs::exists(path / ".tmp-0123456789abcdef"));  // a killed save's
+  EXPECT_TRUE(fs::exists(path / ".tmp-0123"));               // names that no save gives
+  EXPECT_TRUE(fs::exists(path / ".tmp-my-other-files12"));
   EXPECT_EQ(load(root.path()).step, 2);
   std::ofstream(path / "latest") << "step-00000099\n";  // names one that is not complete
   EXPECT_EQ(load(root.path()).step, 2);
   fs::remove(path / "latest");
   EXPECT_EQ(load(root.path()).step, 2);
   EXPECT_EQ(load((path / "step-00000001").string()).step, 1);
+}
+
+// The last file of a save fails: the error says that the checkpoint is there, and it is.
+TEST(CheckpointCrash, Case41_OnlyLatestCannotBeWritten) {
+  const TemporaryFolder root("latest");
+  fs::create_directories(fs::path(root.path()) / "latest" / "in the way");
+  run_ranks(2, [&](Communicator& comm) {
+    Model model(kShapes, kRecipe);
+    Engine engine(kRecipe.settings(2), model.parameters(), {.data = &comm}, quiet());
+    made_up_step(engine, 0, comm.rank());
+    try {
+      engine.save(root.path());
+      ADD_FAILURE() << "latest was a folder";
+    } catch (const CheckpointError& e) {
+      EXPECT_NE(std::string(e.what()).find("complete in step-00000001"), std::string::npos)
+          << e.what();
+    }
+  });
+  EXPECT_EQ(load(root.path() + "/step-00000001").step, 1);
 }
 
 // Called on one rank only: an error that names the absent ranks, within the time-out.

@@ -324,5 +324,48 @@ TEST(EngineAccumulation, Case12_LateGradientsOfSomeRanksAreAdded) {
   }
 }
 
+// Whether a bucket has left when the second gradient comes depends on its size; the bits do not.
+TEST(EngineAccumulation, Case44_LateGradientsHaveTheSameBitsInEveryBucket) {
+  const std::vector<ParameterSpec> specs = {{.name = "a", .shape = {3, 300}},
+                                            {.name = "b", .shape = {200}},
+                                            {.name = "c", .shape = {2, 128}}};
+  for (const char* dtype : {"fp32", "bf16", "fp16", "fp8"}) {
+    for (const char* wire : {"fp32", "fp8"}) {
+      for (const int a : {2, 20}) {  // 20: stochastic, so the random stream is tested, too
+        std::optional<Snapshot> first;
+        for (const char* bucket : {"1", "700", "100000"}) {
+          for (const bool overlap : {false, true}) {
+            const Recipe recipe{
+                .stage = 2,
+                .accumulation = dtype,
+                .wire = wire,
+                .micro_batches = a,
+                .zero = fmt::format(R"("overlap_comm": {}, "reduce_bucket_size": {})", overlap,
+                                    bucket)};
+            run_ranks(2, [&](Communicator& comm) {
+              Model model(specs, recipe);
+              Engine engine(recipe.settings(2), model.parameters(), {.data = &comm}, quiet());
+              for (int k = 0; k < a; ++k) {
+                for (const int i : {2, 0, 0, 1, 2, 2}) {
+                  if (comm.rank() == 1 && i == 2 && k % 2 == 0) continue;
+                  add(engine, i,
+                      made_up_gradients(i, comm.rank(), k, std::size_t(i),
+                                        specs[std::size_t(i)].numel()));
+                }
+                engine.end_micro_batch();
+              }
+              engine.step();
+              const Snapshot mine = snapshot(engine, model);
+              if (comm.rank() != 0) return;
+              if (!first) first = mine;
+              EXPECT_EQ(mine, *first) << recipe.name() << " bucket " << bucket << " A " << a;
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zerofp8::test

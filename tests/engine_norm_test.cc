@@ -242,5 +242,35 @@ TEST(EngineNorm, Case22_NormIsKnownBeforeTheStep) {
   }
 }
 
+// A finite gradient whose square FP32 does not hold would make the second moment infinite, and
+// every later update zero. It is skipped with the reason; with clipping it is not too large.
+TEST(EngineNorm, Case21_GradientsWithoutAFiniteSquareAreSkipped) {
+  for (const char* level : {"O0", "O2", "O3"}) {
+    for (const double value : {1e18, 1.7e19, 1.9e19, 1e20, 1.6e38}) {
+      for (const double clipping : {0.0, 1.0}) {
+        const Recipe recipe{.model = "bf16", .stage = 1, .level = level, .clipping = clipping};
+        run_ranks(2, [&](Communicator& comm) {
+          Model model({{.name = "w", .shape = {64, 128}}}, recipe);
+          Engine engine(recipe.settings(2), model.parameters(), {.data = &comm}, quiet());
+          const Snapshot before = snapshot(engine, model);
+          std::vector<double> g(64 * 128, 0.0);
+          g[5000] = value / 1.01;  // FP8 may round it up
+          add(engine, 0, g);
+          const StepReport report = engine.step();
+          const bool fits = clipping > 0 || value < 1.8e19;
+          EXPECT_EQ(report.applied, fits) << level << " " << value;
+          EXPECT_EQ(report.skip_reason.find("/gradient_clipping") != std::string::npos, !fits);
+          if (!fits) {
+            EXPECT_EQ(snapshot(engine, model), before);
+          }
+          for (const float v : engine.full_state(0, StateKind::kExpAvgSq)) {
+            ASSERT_TRUE(std::isfinite(v)) << level << " " << value;
+          }
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zerofp8::test

@@ -89,6 +89,7 @@ class StepReport:
     loss_scale: float
     next_loss_scale: float
     wire: dict[str, int]
+    skip_reason: str
     bad_parameter: str
     bad_rank: int
     unused_parameters: int

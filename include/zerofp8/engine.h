@@ -70,6 +70,7 @@ struct StepReport {
   WireBytes wire;                      // sent by this rank since the previous step
   std::string bad_parameter;           // first parameter with a non-finite gradient; empty if none
   int bad_rank = -1;                   // its data rank
+  std::string skip_reason;             // why nothing was applied; empty if applied
   std::int64_t unused_parameters = 0;  // without a gradient on any rank: not touched
 };
 

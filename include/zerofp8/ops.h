@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -31,6 +32,20 @@ constexpr int bytes_of(Storage s) {
                                                                                   : 1;
 }
 
+// Where values lie without scales: weights, gradients as they come. FP8 formats have none: nullopt.
+constexpr std::optional<Storage> plain_storage(DType dtype) {
+  switch (dtype) {
+    case DType::kFp32:
+      return Storage::kFp32;
+    case DType::kBf16:
+      return Storage::kBf16;
+    case DType::kFp16:
+      return Storage::kFp16;
+    default:
+      return std::nullopt;
+  }
+}
+
 enum class Rounding : std::uint8_t {
   kNearest,     // to nearest, ties to even
   kStochastic,  // up with the probability of the remainder
@@ -49,6 +64,10 @@ struct View {
             scales == nullptr ? nullptr : scales + elements / block};
   }
 };
+
+// Kernels return the bits of the largest absolute value: these or more mean an Inf or a NaN.
+inline constexpr std::uint32_t kNotFiniteBits = 0x7F800000u;
+constexpr bool not_finite(std::uint32_t amax_bits) { return amax_bits >= kNotFiniteBits; }
 
 struct RandomStream {
   std::uint64_t key = 0;

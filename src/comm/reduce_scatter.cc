@@ -8,20 +8,9 @@
 namespace zerofp8 {
 
 Storage wire_storage(DType dtype) {
-  switch (dtype) {
-    case DType::kFp32:
-      return Storage::kFp32;
-    case DType::kBf16:
-      return Storage::kBf16;
-    case DType::kFp16:
-      return Storage::kFp16;
-    case DType::kE4m3:
-      return Storage::kE4m3Block;
-    case DType::kE5m2:
-      return Storage::kE5m2Block;
-    case DType::kUe4m4:
-      break;
-  }
+  if (const auto plain = plain_storage(dtype)) return *plain;
+  if (dtype == DType::kE4m3) return Storage::kE4m3Block;
+  if (dtype == DType::kE5m2) return Storage::kE5m2Block;
   throw ArgumentError("gradients cannot travel as fp8_ue4m4: it has no sign");
 }
 

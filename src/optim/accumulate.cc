@@ -11,24 +11,9 @@
 namespace zerofp8 {
 namespace {
 
-constexpr std::uint32_t kNotFinite = 0x7F800000u;
 // Up to this many micro-batches, rounding to nearest is the more accurate one; above it, sums that
 // are rounded to nearest stop growing (docs/numerics.md, "Accumulator").
 constexpr std::int64_t kNearestMicroBatches = 16;
-
-Storage plain_storage(DType dtype) {
-  switch (dtype) {
-    case DType::kFp32:
-      return Storage::kFp32;
-    case DType::kBf16:
-      return Storage::kBf16;
-    case DType::kFp16:
-      return Storage::kFp16;
-    default:
-      throw ArgumentError("add_gradient: given " + std::string(to_string(dtype)) +
-                          "; allowed: fp32, bf16, fp16");
-  }
-}
 
 // `before`: additions since the last step. They count too, because callers may accumulate by hand
 // more often than the config says.
@@ -49,7 +34,10 @@ void Engine::Impl::add_gradient(int parameter, const void* gradient, DType dtype
   if (reduced) {
     throw ArgumentError("add_gradient: gradients were reduced already; call step() first");
   }
-  plain_storage(dtype);  // refuses the others before anything is changed
+  if (!plain_storage(dtype)) {
+    throw ArgumentError("add_gradient: given " + std::string(to_string(dtype)) +
+                        "; allowed: fp32, bf16, fp16");
+  }
   const Partition::Home home = partition.homes[parameter];
   if (gradient == nullptr && home.bucket >= 0) {
     throw ArgumentError("add_gradient: the gradient of parameter \"" +
@@ -65,15 +53,16 @@ void Engine::Impl::add_gradient(int parameter, const void* gradient, DType dtype
     ++state.adds;
     return;
   }
-  if (!b.staging) {
-    b.staging = pool.acquire(static_cast<std::size_t>(b.staging_layout.bytes()));
-    std::memset(b.staging.data(), 0, static_cast<std::size_t>(b.staging_layout.bytes()));
-  }
-  add_slice(b, parameter, b.staging_layout, b.staging.data(), gradient, dtype);
-  ++b.staged_gradients;
+  // A second gradient in one micro-batch travels apart, even if its bucket is still here: whether
+  // it is depends on the bucket's size, and the sums must not.
+  PooledBuffer& memory = state.ready ? b.late : b.staging;
+  make_staging(b, memory);
+  add_slice(b, parameter, b.staging_layout, memory.data(), gradient, dtype);
   ++state.adds;
-  if (!state.ready) ++b.parameters_ready;
+  state.late = state.ready;
+  if (state.late) return;
   state.ready = true;
+  ++b.parameters_ready;
   // Buckets leave in index order on every rank, as soon as all of their parameters had a gradient.
   while (next_flush < static_cast<int>(buckets.size()) &&
          buckets[next_flush].parameters_ready ==
@@ -85,7 +74,7 @@ void Engine::Impl::add_gradient(int parameter, const void* gradient, DType dtype
 void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& layout, void* memory,
                              const void* gradient, DType dtype) {
   const Placement& place = b.bucket->placements[partition.homes[parameter].placement];
-  const Storage storage = plain_storage(dtype);
+  const Storage storage = *plain_storage(dtype);
   const int block = layout.block;
   ParameterState& state = states[parameter];
   const Rounding rounding = accumulator_rounding(settings, layout.storage, state.adds);
@@ -123,18 +112,22 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
     }
     from = to;
   }
-  state.bad_source = state.bad_source || amax >= kNotFinite;
+  state.bad_source = state.bad_source || not_finite(amax);
 }
 
-void Engine::Impl::flush(BucketState& b) {
+void Engine::Impl::make_staging(const BucketState& b, PooledBuffer& memory) {
+  if (memory) return;
+  memory = pool.acquire(static_cast<std::size_t>(b.staging_layout.bytes()));
+  std::memset(memory.data(), 0, static_cast<std::size_t>(b.staging_layout.bytes()));
+}
+
+void Engine::Impl::flush(BucketState& b, bool late) {
   finish_flush(b);
-  if (!b.staging) {  // no gradient here, but other ranks may have one
-    b.staging = pool.acquire(static_cast<std::size_t>(b.staging_layout.bytes()));
-    std::memset(b.staging.data(), 0, static_cast<std::size_t>(b.staging_layout.bytes()));
-  }
-  b.staged_gradients = 0;
-  b.sending = std::move(b.staging);
-  b.staging = {};
+  PooledBuffer& memory = late ? b.late : b.staging;
+  make_staging(b, memory);  // no gradient here, but other ranks may have one
+  b.sending = std::move(memory);
+  b.sending_late = late;
+  memory = {};
   b.in_flight =
       std::make_unique<ReduceScatter>(*b.shard_comm, *ops, pool, b.staging_layout, b.sending.data(),
                                       wire_storage(settings.gradient_wire));
@@ -145,14 +138,16 @@ void Engine::Impl::finish_flush(BucketState& b) {
   if (!b.in_flight) return;
   b.in_flight->wait();
   constexpr std::int64_t kPiece = 4096;
-  const Rounding rounding = accumulator_rounding(settings, b.accumulator_layout.storage, b.flushes);
   for (const Segment& s : b.shard_segments) {
     ParameterState& state = states[s.parameter];
+    if (b.sending_late && !state.late) continue;  // a zero would be rounded in, too
+    const Rounding rounding =
+        accumulator_rounding(settings, b.accumulator_layout.storage, state.flushes);
     // Owned by one rank: the random stream does not depend on which.
     const std::uint64_t key = random_key({.seed = settings.seed,
                                           .step = static_cast<std::uint64_t>(applied),
                                           .purpose = Purpose::kAccumulator,
-                                          .micro_batch = static_cast<std::uint32_t>(b.flushes),
+                                          .micro_batch = static_cast<std::uint32_t>(state.flushes),
                                           .data_rank = 0,
                                           .name_hash = state.name_hash});
     const auto run = [&](std::int64_t begin, std::int64_t n) {
@@ -173,23 +168,35 @@ void Engine::Impl::finish_flush(BucketState& b) {
     };
     const std::uint32_t amax =
         parallel_blocks(s.padded, b.accumulator_layout.block, options.threads, run);
-    state.bad_sum = state.bad_sum || amax >= kNotFinite;
+    state.bad_sum = state.bad_sum || not_finite(amax);
   }
-  ++b.flushes;
+  for (const Placement& p : b.bucket->placements) {
+    ParameterState& state = states[p.parameter];
+    if (!b.sending_late || state.late) ++state.flushes;
+  }
   b.in_flight.reset();
   b.sending = {};
 }
 
-// Gradients that came after their bucket had left: all ranks flush the buckets that any rank must.
+// All ranks flush what is late on any of them. One number tells that nothing is, which is usual.
 void Engine::Impl::flush_late_gradients() {
   for (Communicator* comm : reduce_comms) {
-    std::vector<std::int32_t> late(buckets.size(), 0);
-    for (std::size_t i = 0; i < buckets.size(); ++i) {
-      late[i] = buckets[i].reduce_comm == comm && buckets[i].staged_gradients > 0;
+    std::vector<std::int32_t> late(states.size(), 0);
+    std::int32_t any = 0;
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      late[i] = states[i].late && reduce_comm_of(static_cast<int>(i)) == comm;
+      any |= late[i];
     }
+    comm->all_reduce(std::span(&any, 1), ReduceOp::kMax);
+    if (any == 0) continue;
     comm->all_reduce(std::span<std::int32_t>(late), ReduceOp::kMax);
-    for (std::size_t i = 0; i < buckets.size(); ++i) {
-      if (late[i] != 0 && buckets[i].reduce_comm == comm) flush(buckets[i]);
+    for (std::size_t i = 0; i < states.size(); ++i) states[i].late = states[i].late || late[i] != 0;
+    for (BucketState& b : buckets) {
+      const auto& placed = b.bucket->placements;
+      const bool due = std::any_of(placed.begin(), placed.end(), [&](const Placement& p) {
+        return late[static_cast<std::size_t>(p.parameter)] != 0;
+      });
+      if (due) flush(b, true);
     }
   }
 }
@@ -204,7 +211,7 @@ void Engine::Impl::end_micro_batch() {
     finish_flush(b);
     b.parameters_ready = 0;
   }
-  for (ParameterState& state : states) state.ready = false;
+  for (ParameterState& state : states) state.ready = state.late = false;
   next_flush = 0;
 }
 
@@ -220,13 +227,12 @@ void Engine::Impl::clear_gradients() {
   for (BucketState& b : buckets) {
     b.accumulator.zero();
     b.staging = {};
-    b.staged_gradients = 0;
-    b.flushes = 0;
+    b.late = {};
     b.gradient = {};
   }
   for (ParameterState& state : states) {
-    state.adds = 0;
-    state.used = state.used_anywhere = state.ready = false;
+    state.adds = state.flushes = 0;
+    state.used = state.used_anywhere = state.ready = state.late = false;
     state.bad_source = state.bad_sum = false;
   }
   micro_batches = 0;

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "src/optim/adam_scalars.h"
 #include "src/optim/engine_impl.h"
 #include "src/optim/parallel.h"
 #include "zerofp8/error.h"
@@ -16,7 +17,6 @@
 namespace zerofp8 {
 namespace {
 
-constexpr std::uint32_t kNotFinite = 0x7F800000u;
 constexpr std::size_t kNamesBytes = 1024;
 
 // One rank's part of the agreement; plain bytes on the wire.
@@ -70,7 +70,7 @@ ExactSum Engine::Impl::local_sum_squares() {
                                       b.gradient.factor, squares.data() + begin / block, len,
                                       block);
             });
-        if (amax >= kNotFinite) {
+        if (not_finite(amax)) {
           states[s.parameter].bad_sum = true;
         } else if (counts) {
           for (std::int64_t i = 0; i < n / block; ++i)
@@ -129,6 +129,7 @@ void Engine::Impl::agree() {
   agreed.bad = total.bad != 0;
   agreed.bad_rank = total.bad_rank;
   agreed.norm = agreed.bad ? std::nan("") : std::sqrt(total.sum.value());
+  agreed.clip = agreed.bad ? 1.0 : clip_coefficient(agreed.norm, settings.gradient_clipping);
   if (agreed.bad) name_bad_parameters(rank, slice);
 }
 

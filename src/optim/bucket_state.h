@@ -42,10 +42,9 @@ struct BucketState {
   PartLayout accumulator_layout;
   Buffer accumulator;
   PartLayout staging_layout;
-  PooledBuffer staging, sending;
-  std::int64_t staged_gradients = 0;  // of this micro-batch, not flushed yet
-  int parameters_ready = 0;           // distinct parameters with a gradient in this micro-batch
-  std::int64_t flushes = 0;           // since the last step: feeds the random stream
+  PooledBuffer staging, late, sending;  // late: second and later gradients of a parameter
+  bool sending_late = false;
+  int parameters_ready = 0;  // distinct parameters with a gradient in this micro-batch
   std::unique_ptr<ReduceScatter> in_flight;
   bool direct = false;      // Adam decodes the accumulator: nothing to reduce at the boundary
   Buffer reduced;           // FP32, state range; empty where the accumulator serves

@@ -48,6 +48,18 @@ std::string new_folder_name(const std::string& root, std::int64_t step) {
   return name;
 }
 
+// Folders of saves that were killed, by the name that a save gives: .tmp- and 16 hex digits.
+void remove_unfinished(const std::string& root) {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(root)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.size() == 21 && name.rfind(".tmp-", 0) == 0 &&
+                      name.find_first_not_of("0123456789abcdef", 5) == std::string::npos;
+    if (ours && entry.is_directory()) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) fs::remove_all(path);
+}
+
 }  // namespace
 
 std::vector<StoredTensor> Engine::Impl::stored_tensors(BucketState& b, const Segment& s,
@@ -210,6 +222,7 @@ void Engine::Impl::save(const std::string& root) {
   if (first) {
     try {
       fs::create_directories(root);
+      remove_unfinished(root);
       name = new_folder_name(root, applied);
       id = fmt::format("{:08x}{:08x}", std::random_device{}(), std::random_device{}());
       fs::create_directory(fs::path(root) / (".tmp-" + id));
@@ -217,7 +230,8 @@ void Engine::Impl::save(const std::string& root) {
       error = e.what();
     }
   }
-  const auto run = [&](const auto& action) {  // the same outcome on every rank
+  // The same outcome on every rank.
+  const auto run = [&](const auto& action, const std::string& outcome = "nothing was saved") {
     if (error.empty()) {
       try {
         action();
@@ -231,7 +245,7 @@ void Engine::Impl::save(const std::string& root) {
     if (error.empty()) return;
     std::error_code ignored;
     if (first && !id.empty()) fs::remove_all(fs::path(root) / (".tmp-" + id), ignored);
-    throw CheckpointError(root, "nothing was saved: " + error);
+    throw CheckpointError(root, outcome + ": " + error);
   };
   run([] {});
   id = from_first_rank(groups, id);
@@ -245,8 +259,12 @@ void Engine::Impl::save(const std::string& root) {
     sync_folder(temporary);
     fs::rename(temporary, fs::path(root) / name);
     sync_folder(root);
-    write_text_atomically(root + "/latest", name + "\n");
   });
+  run(
+      [&] {
+        if (first) write_text_atomically(root + "/latest", name + "\n");
+      },
+      "the checkpoint is complete in " + name + ", but `latest` still names the one before");
 }
 
 }  // namespace zerofp8

@@ -23,7 +23,9 @@ struct ParameterState {
   std::int64_t step = 0;       // Adam's t: steps in which it had a gradient somewhere
   double guard_c = 0;          // C_t of the guard
   std::int64_t adds = 0;       // gradients added since the last step: feeds the random stream
+  std::int64_t flushes = 0;    // sums added to a sharded accumulator: feeds its random stream
   bool ready = false;          // had a gradient in this micro-batch
+  bool late = false;           // had another one; on any rank, once that is agreed
   bool used = false;           // had a gradient on this rank since the last step
   bool used_anywhere = false;  // agreed at the boundary
   // A non-finite value since the last step: in a gradient given to this rank, or in what it
@@ -47,6 +49,7 @@ struct StoredTensor {
 // What all ranks agree on at the boundary.
 struct Agreement {
   double norm = 0;
+  double clip = 1;
   bool bad = false;
   std::string bad_parameter;
   int bad_rank = -1;
@@ -107,7 +110,8 @@ struct Engine::Impl {
                  const void* gradient, DType dtype);
   void end_micro_batch();
   void end_open_micro_batch();
-  void flush(BucketState& b);
+  void make_staging(const BucketState& b, PooledBuffer& memory);
+  void flush(BucketState& b, bool late = false);
   void finish_flush(BucketState& b);
   void flush_late_gradients();
   void clear_gradients();
@@ -141,6 +145,7 @@ struct Engine::Impl {
   void gather_weights(BucketState& b);
   void reset_masters();
   void scan_fp16_weights();
+  std::string reason_to_skip() const;  // empty: none
   StepReport step();
   WireBytes wire_total() const;
 

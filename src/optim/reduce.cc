@@ -6,12 +6,6 @@
 #include "src/optim/parallel.h"
 
 namespace zerofp8 {
-namespace {
-
-constexpr std::uint32_t kNotFinite = 0x7F800000u;
-
-}  // namespace
-
 // 1 / (divisor * A * loss scales) in float64, rounded once. A = 1 where the trainer divided its
 // loss.
 float Engine::Impl::gradient_factor(const BucketState& b) const {
@@ -49,7 +43,7 @@ void Engine::Impl::sum_shard(BucketState& b, float factor, float* out) {
           return ops->decode_sum(&main, rest ? &rest : nullptr, 1, factor, out + at, n,
                                  b.accumulator_layout.block);
         });
-    if (amax >= kNotFinite) states[s.parameter].bad_sum = true;
+    if (not_finite(amax)) states[s.parameter].bad_sum = true;
   }
   b.in_flight.reset();
 }

@@ -19,6 +19,9 @@ namespace {
 // one unit of the master elsewhere.
 constexpr float kMaxFp16 = 65504.0f;
 
+// The square of a larger gradient is infinite in FP32, and so would the second moment be, for good.
+constexpr double kMaxGradient = 1.8e19;
+
 float from_bits(std::uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
@@ -39,7 +42,7 @@ AdamScalars Engine::Impl::scalars_for(const BucketState& b, int parameter) const
   const bool exact = b.exp_avg.storage == Storage::kFp32 && b.exp_avg_sq.storage == Storage::kFp32;
   AdamScalars s = adam_scalars(hyper[b.bucket->group], state.step, exact ? 0.0 : state.guard_c);
   s.grad_factor = b.gradient.factor;
-  s.clip = static_cast<float>(clip_coefficient(agreed.norm, settings.gradient_clipping));
+  s.clip = static_cast<float>(agreed.clip);
   return s;
 }
 
@@ -197,11 +200,22 @@ bool Engine::Impl::apply(StepReport& report) {
     states = before;
     throw;
   }
-  report.clip_coefficient =
-      static_cast<float>(clip_coefficient(agreed.norm, settings.gradient_clipping));
+  report.clip_coefficient = static_cast<float>(agreed.clip);
   max_weight = std::max(max_weight, update_weights(true));
   for (BucketState& b : buckets) gather_weights(b);
   return true;
+}
+
+std::string Engine::Impl::reason_to_skip() const {
+  if (agreed.bad) {
+    return fmt::format("non-finite gradient in parameter \"{}\" on data rank {}",
+                       agreed.bad_parameter, agreed.bad_rank);
+  }
+  if (agreed.norm * agreed.clip <= kMaxGradient) return "";
+  return fmt::format(
+      "the gradient norm after clipping, {:.3g}, is above {:.2g}: its square does not fit into a "
+      "second moment in FP32; set /gradient_clipping",
+      agreed.norm * agreed.clip, kMaxGradient);
 }
 
 StepReport Engine::Impl::step() {
@@ -212,10 +226,7 @@ StepReport Engine::Impl::step() {
   report.loss_scale = scaler.scale() * trainer_scale;
   report.bad_parameter = agreed.bad_parameter;
   report.bad_rank = agreed.bad_rank;
-  std::string reason = agreed.bad
-                           ? fmt::format("non-finite gradient in parameter \"{}\" on data rank {}",
-                                         agreed.bad_parameter, agreed.bad_rank)
-                           : "";
+  report.skip_reason = reason_to_skip();
   if (agreed.bad && scaler.at_floor()) {
     const std::string list = agreed.bad_list;
     const double scale = scaler.scale();
@@ -225,9 +236,11 @@ StepReport Engine::Impl::step() {
         "lower the learning rate, look at the data of this step, or lower /fp16/min_loss_scale",
         scale, list));
   }
-  if (!agreed.bad) {
+  if (report.skip_reason.empty()) {
     report.applied = apply(report);
-    if (!report.applied) reason = "an fp16 weight would leave the range of fp16 (65504)";
+    if (!report.applied) {
+      report.skip_reason = "an fp16 weight would leave the range of fp16 (65504)";
+    }
   }
   report.clipped_norm = report.grad_norm * report.clip_coefficient;
   scaler.update(agreed.bad);
@@ -241,7 +254,8 @@ StepReport Engine::Impl::step() {
   clear_gradients();
   if (!report.applied) {
     log(fmt::format("zerofp8: step {} skipped: {} (loss scale {} -> {}; {} skipped so far)",
-                    applied + skipped, reason, report.loss_scale, report.next_loss_scale, skipped));
+                    applied + skipped, report.skip_reason, report.loss_scale,
+                    report.next_loss_scale, skipped));
   }
   return report;
 }
