@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train every cell of the support table under DeepSpeed, with zerofp8 and with DeepSpeed's own.
+"""Train every cell of the support table: with DeepSpeed's pipelines, torch's, and without.
 
     scripts/deepspeed_matrix.py                  writes docs/results/deepspeed_matrix.{md,json}
     scripts/deepspeed_matrix.py --steps 4 --out build/matrix
 
-Four gloo ranks on one machine; a pipeline of 2 stages x 2 data ranks, and 4 data ranks without.
-Exit code 1 if a cell of zerofp8 is neither right nor one of the table's errors.
+Four gloo ranks on one machine; pipelines of 2 stages x 2 data ranks, and 4 data ranks without.
+DeepSpeed's own optimizers train the same cells in the same run. Exit code 1 if a cell of zerofp8 is neither right nor one of the table's errors.
 """
 
 import argparse
@@ -25,7 +25,9 @@ import deepspeed_cells  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
 RANKS = 4
-LAYOUTS = {"yes": 2, "no": 1}  # pipeline: stages
+# Pipelines of, stages, who trains, and DeepSpeed's own beside it.
+LAYOUTS = (("DeepSpeed", 2, "zerofp8", True), ("torch", 2, "torch", False),
+           ("none", 1, "zerofp8", True))
 THEIR_STEPS = 5
 CHUNK = 14  # cells per set of processes
 
@@ -85,6 +87,11 @@ def merge(results):
     return worst
 
 
+def torch_version():
+    from importlib.metadata import version
+    return version("torch").split("+")[0]
+
+
 def number(value):
     return "" if value is None else f"{value:.1e}"
 
@@ -98,7 +105,7 @@ def their_text(result):
 
 
 def table(ours, theirs):
-    yield ("| PP | stage | sharded | model | accumulation | zerofp8 | gradient error | bound | "
+    yield ("| pipelines of | stage | sharded | model | accumulation | zerofp8 | gradient error | bound | "
            "loss deviation | DeepSpeed |")
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for (pp, (model, accumulation, sharded, stage)), r in ours.items():
@@ -117,11 +124,12 @@ def page(ours, theirs, steps, version):
     def said(counted):
         return ", ".join(f"{n} {status}" for status, n in sorted(counted.items()))
     return "\n".join([
-        "# The support table, trained for real under DeepSpeed", "",
+        "# The support table, trained for real", "",
         "<!-- Made by scripts/deepspeed_matrix.py. -->", "",
-        f"DeepSpeed {version}, four gloo ranks on one machine, a GPT with a tied embedding; PP: a "
-        "PipelineModule of 2 stages x 2 data ranks, else 4 data ranks. The same 8 micro-batches "
-        "per step in both.", "",
+        f"DeepSpeed {version}, torch {torch_version()}, four gloo ranks on one machine, a GPT with a "
+        "tied embedding. Pipelines have 2 stages x 2 data ranks: DeepSpeed's PipelineModule, or "
+        "torch.distributed.pipelining's 1F1B. Without: DeepSpeed's plain engine on 4 data ranks. "
+        "The same 8 micro-batches per step in all.", "",
         f"- zerofp8: {said(count)}, of {len(ours)} cells; each error is a contradiction of "
         "`sharded` and the stage, with the same text on all ranks. "
         f"AdamW, {steps} steps.",
@@ -145,14 +153,15 @@ def main():
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     arguments = parser.parse_args()
     ours, theirs = {}, {}
-    for pp, stages in LAYOUTS.items():
-        for whose, chosen, steps, into in (
-                ("zerofp8", deepspeed_cells.cells(), arguments.steps, ours),
-                ("deepspeed", their_cells(), THEIR_STEPS, theirs)):
+    for pp, stages, who, beside in LAYOUTS:
+        runs = [(who, deepspeed_cells.cells(), arguments.steps, ours)]
+        if beside:
+            runs.append(("deepspeed", their_cells(), THEIR_STEPS, theirs))
+        for whose, chosen, steps, into in runs:
             begin = time.monotonic()
             found = run(whose, stages, steps, chosen)
             into.update({(pp, cell): r for cell, r in found.items()})
-            print(f"pipeline: {pp}, {whose}: {dict(Counter(r['status'] for r in found.values()))}, "
+            print(f"pipelines of {pp}, {whose}: {dict(Counter(r['status'] for r in found.values()))}, "
                   f"{time.monotonic() - begin:.0f} s", flush=True)
     from importlib.metadata import version
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""One cell of the matrix, trained for real: by zerofp8 under DeepSpeed, and by DeepSpeed itself."""
+"""One cell of the matrix, trained for real: by zerofp8 under DeepSpeed's engines and under
+torch.distributed.pipelining, and by DeepSpeed itself.
+"""
 
 import contextlib
 import io
@@ -11,6 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 from deepspeed_gpt import DTYPES, PARTS, Reference, Trainer, adamw_section, name_of
+from torch_pipeline_gpt import TorchTrainer
 
 import zerofp8
 
@@ -112,18 +115,18 @@ def fp8_bound(parts, accumulation, names):
 
 
 def train(trainer, steps, before_first_update):
-    """Losses, and what `before_first_update` returned; ``trainer.first_norm`` is DeepSpeed's."""
-    inner, seen = trainer.engine.optimizer.step, []
+    """Losses, what `before_first_update` returned, and the first step's norm."""
+    inner, seen = trainer.stepper.step, []
 
     def step(*args, **kwargs):
         if not seen:
             seen.append(before_first_update())
         return inner(*args, **kwargs)
 
-    trainer.engine.optimizer.step = step
+    trainer.stepper.step = step
     losses = [trainer.step(0)]
-    trainer.first_norm = float(trainer.engine.get_global_grad_norm())
-    return losses + [trainer.step(i) for i in range(1, steps)], seen[0]
+    norm = trainer.norm()
+    return losses + [trainer.step(i) for i in range(1, steps)], seen[0], norm
 
 
 @contextlib.contextmanager
@@ -133,18 +136,18 @@ def quiet():
         yield
 
 
-def run_ours(cell, stages, steps):
+def run_ours(cell, stages, steps, kind=Trainer):
     """What came out, as JSON-able values; the error's text where the cell is one of the table's."""
     begin = time.monotonic()
     zerofp8.deepspeed.install(timeout=50)
     world = dist.get_world_size()
     try:
         with quiet():
-            trainer = Trainer(stages, config_of(cell), world)
+            trainer = kind(stages, config_of(cell), world)
     except zerofp8.ConfigError as error:
         return {"status": "error", "text": str(error)}
-    optimizer = trainer.engine.optimizer.optimizer
-    losses, found = train(trainer, steps, lambda: {
+    optimizer = trainer.zerofp8
+    losses, found, first_norm = train(trainer, steps, lambda: {
         n: optimizer.full_gradient(p) for n, p in trainer.parameters().items()})
     expected, parts, norm = reference_of(cell[0], stages == 1, trainer.accumulation, steps)
     worst, name, total = errors_of(found, parts)
@@ -154,7 +157,7 @@ def run_ours(cell, stages, steps):
         "bound": BOUND.get(cell[1]) or fp8_bound(parts, trainer.accumulation, found),
         "deviation": max(abs(a - b) for a, b in zip(losses, expected)) / expected[0],
         "follows": max(FOLLOWS[cell[0]], FOLLOWS[cell[1]]),
-        "norm": abs(trainer.first_norm / norm - 1), "losses": [losses[0], losses[-1]],
+        "norm": abs(first_norm / norm - 1), "losses": [losses[0], losses[-1]],
         "effective": [s.weight, s.accumulation, s.accumulation_sharded, s.stage],
         "seconds": time.monotonic() - begin}
     trainer.close()
@@ -232,13 +235,18 @@ def run_theirs(cell, stages, steps):
             "wrapper": type(trainer.engine.optimizer).__name__}
 
 
+# Who trains a cell.
+RUNS = {"zerofp8": run_ours, "deepspeed": run_theirs,
+        "torch": lambda *arguments: run_ours(*arguments, kind=TorchTrainer)}
+
+
 def walk(rank, size, whose, stages, steps, chosen, folder=None):
     """On every rank: ``{cell: result}``; each is written into `folder`, too, when it is there."""
     join(rank, size)
     import zerofp8.deepspeed  # noqa: F401
-    run, results = run_ours if whose == "zerofp8" else run_theirs, {}
+    results = {}
     for cell in chosen:
-        results[cell] = run(cell, stages, steps)
+        results[cell] = RUNS[whose](cell, stages, steps)
         if folder is not None:
             with open(os.path.join(folder, f"rank{rank}.jsonl"), "a") as file:
                 file.write(json.dumps([cell, results[cell]]) + "\n")

@@ -217,5 +217,17 @@ class Trainer:
         """This rank's parameters by their names in GPT."""
         return {name_of(n): p for n, p in self.engine.module.named_parameters()}
 
+    @property
+    def stepper(self):
+        """What ``step`` is called of."""
+        return self.engine.optimizer
+
+    @property
+    def zerofp8(self):
+        return self.engine.optimizer.optimizer
+
+    def norm(self):
+        return float(self.engine.get_global_grad_norm())
+
     def close(self):
         self.engine.destroy()

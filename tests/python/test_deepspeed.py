@@ -18,10 +18,10 @@ SHORT = [("fp32", "fp32", False, 0), ("bf16", "fp32", False, 1), ("bf16", "fp32"
          ("fp32", "fp8", False, 0), ("bf16", "fp8", False, 2)]
 
 
-@pytest.fixture(scope="module", params=[2, 1], ids=["pipeline", "plain"])
+@pytest.fixture(scope="module", params=[("zerofp8", 2), ("torch", 2), ("zerofp8", 1)],
+                ids=["pipeline", "torch's pipeline", "plain"])
 def cells(request):
-    return run_ranks(RANKS, deepspeed_cells.walk, RANKS, "zerofp8", request.param, 4, SHORT,
-                     timeout=180)
+    return run_ranks(RANKS, deepspeed_cells.walk, RANKS, *request.param, 4, SHORT, timeout=180)
 
 
 @pytest.mark.parametrize("cell", SHORT, ids=str)
