@@ -233,6 +233,11 @@ void bind_engine(py::module_& m) {
       .def(
           "discard_gradients", [](PyEngine& e) { e.engine().discard_gradients(); }, Release())
       .def("grad_norm", [](PyEngine& e) { return e.engine().grad_norm(); })
+      .def("gradient_norms",
+           [](PyEngine& e) {
+             const py::gil_scoped_release release;
+             return e.engine().gradient_norms();
+           })
       .def("loss_scale", [](PyEngine& e) { return e.engine().loss_scale(); })
       .def("set_trainer_loss_scale",
            [](PyEngine& e, double scale) { e.engine().set_trainer_loss_scale(scale); })

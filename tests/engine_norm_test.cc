@@ -272,5 +272,39 @@ TEST(EngineNorm, Case21_GradientsWithoutAFiniteSquareAreSkipped) {
   }
 }
 
+// The norms of single parameters add up to the whole one, for every layout; with an accumulator
+// that Adam decodes itself, too.
+TEST(EngineNorm, NormsOfSingleParameters) {
+  for (const char* level : {"O0", "O1", "O3"}) {
+    for (const int stage : {0, 1, 2}) {
+      for (const int ranks : {1, 3}) {
+        const Recipe recipe{.model = "bf16", .stage = stage, .level = level};
+        run_ranks(ranks, [&](Communicator& comm) {
+          Model model(odd_shapes(), recipe);
+          Engine engine(recipe.settings(ranks), model.parameters(), {.data = &comm}, quiet());
+          EXPECT_THROW(engine.gradient_norms(), ArgumentError);
+          for (std::size_t i = 0; i + 1 < model.count(); ++i) {  // the last one has none
+            add(engine, int(i), made_up_gradients(0, comm.rank(), 0, i, model.numel(i)));
+          }
+          engine.reduce_gradients();
+          const std::vector<double> norms = engine.gradient_norms();
+          ASSERT_EQ(norms.size(), model.count());
+          EXPECT_EQ(norms.back(), 0);
+          double total = 0;
+          for (std::size_t i = 0; i < norms.size(); ++i) {
+            double squares = 0;
+            for (const float g : engine.full_state(int(i), StateKind::kGradient)) {
+              squares += double(g) * double(g);
+            }
+            EXPECT_NEAR(norms[i], std::sqrt(squares), 1e-6 * norms[i]) << level << stage << ranks;
+            total += norms[i] * norms[i];
+          }
+          EXPECT_NEAR(engine.step().grad_norm, std::sqrt(total), 1e-12 * std::sqrt(total));
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zerofp8::test

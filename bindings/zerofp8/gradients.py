@@ -148,6 +148,9 @@ class GradientTaker:
         """All gradients of a micro-batch are there; with a sharded accumulator it is reduced."""
         self._open_task = None
         self.engine.end_micro_batch()
+        # DeepSpeed's engine steps by itself: no scaler looks here, and its safe_get_full_grad would.
+        if self.integration.ends_micro_batches:
+            return
         if self._marked is not None and self._marked.grad is None:
             self._marked.grad = TakenGradient.of(self._marked, self.owner)
 

@@ -174,6 +174,21 @@ class Optimizer(torch.optim.Optimizer):
             return self._engine.grad_norm()
         return self.last_report.grad_norm if self.last_report else float("nan")
 
+    def grad_norms(self):
+        """L2 norm of each parameter's averaged gradient before clipping, by name. Collective.
+
+        To be called between the last backward pass of a step and ``step``. NaN where a gradient is
+        not finite; 0 where there is none; of this rank's slice where a parameter is cut.
+
+        Returns
+        -------
+        dict of str to float
+        """
+        self._prepare()
+        self._reduce()
+        norms = self._engine.gradient_norms()
+        return {named.name: norm for named, norm in zip(self._parameters, norms)}
+
     @torch.no_grad()
     def full_gradient(self, parameter):
         """The averaged gradient of this step, whole, on every rank. Collective.

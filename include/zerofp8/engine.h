@@ -115,6 +115,10 @@ class Engine {
   // gradient.
   void reduce_gradients();
   double grad_norm() const;
+  // L2 norm of each parameter's averaged gradient before clipping, in the order of parameters();
+  // NaN where it is not finite. Of a tensor slice where the parameter is cut. Between
+  // reduce_gradients() and step(); collective over the data ranks.
+  std::vector<double> gradient_norms();
   // The accumulation boundary: reduce, agree, clip, update, gather. Implies end_micro_batch if
   // gradients were added since the last one. Throws NumericError when a dynamic loss scale is at
   // its floor and gradients are still not finite.

@@ -49,37 +49,69 @@ Part combine(const std::vector<Part>& parts, int& worst) {
 
 }  // namespace
 
+// Squares of one segment of this rank's shard, in pieces of fixed size, so that their sum does not
+// depend on threads or buckets. Returns the bits of the largest value; nothing is added to `sum` by
+// a piece that is not finite.
+std::uint32_t Engine::Impl::add_squares(const BucketState& b, const Segment& s, ExactSum& sum) {
+  constexpr std::int64_t kPiece = 1 << 16;
+  const int block = settings.block_size;
+  std::vector<double> squares(static_cast<std::size_t>(kPiece / block));
+  std::uint32_t largest = 0;
+  for (std::int64_t at = 0; at < s.padded; at += kPiece) {
+    const std::int64_t n = std::min(kPiece, s.padded - at);
+    const std::int64_t offset = b.shard_begin - b.state_begin + s.offset + at;
+    const View rest = b.gradient.residual ? b.gradient.residual.at(offset, block) : View{};
+    const View main = b.gradient.main.at(offset, block);
+    const std::uint32_t amax =
+        parallel_blocks(n, block, options.threads, [&](std::int64_t begin, std::int64_t len) {
+          return ops->sum_squares(main.at(begin, block), rest ? rest.at(begin, block) : View{},
+                                  b.gradient.factor, squares.data() + begin / block, len, block);
+        });
+    largest = std::max(largest, amax);
+    if (not_finite(amax)) continue;
+    for (std::int64_t i = 0; i < n / block; ++i) sum.add(squares[static_cast<std::size_t>(i)]);
+  }
+  return largest;
+}
+
 // Each logical element once: this rank's shard, unless another copy of it counts.
 ExactSum Engine::Impl::local_sum_squares() {
-  constexpr std::int64_t kPiece = 1 << 16;
   ExactSum sum;
-  std::vector<double> squares(static_cast<std::size_t>(kPiece / settings.block_size));
   for (BucketState& b : buckets) {
-    const int block = settings.block_size;
-    const std::int64_t shift = b.shard_begin - b.state_begin;
     for (const Segment& s : b.shard_segments) {
+      ExactSum ignored;
       const bool counts = b.first_replica && parameters[s.parameter].spec.counts_in_norm;
-      for (std::int64_t at = 0; at < s.padded; at += kPiece) {
-        const std::int64_t n = std::min(kPiece, s.padded - at);
-        const std::int64_t offset = shift + s.offset + at;
-        const View rest = b.gradient.residual ? b.gradient.residual.at(offset, block) : View{};
-        const View main = b.gradient.main.at(offset, block);
-        const std::uint32_t amax =
-            parallel_blocks(n, block, options.threads, [&](std::int64_t begin, std::int64_t len) {
-              return ops->sum_squares(main.at(begin, block), rest ? rest.at(begin, block) : View{},
-                                      b.gradient.factor, squares.data() + begin / block, len,
-                                      block);
-            });
-        if (not_finite(amax)) {
-          states[s.parameter].bad_sum = true;
-        } else if (counts) {
-          for (std::int64_t i = 0; i < n / block; ++i)
-            sum.add(squares[static_cast<std::size_t>(i)]);
-        }
+      if (not_finite(add_squares(b, s, counts ? sum : ignored))) {
+        states[s.parameter].bad_sum = true;
       }
     }
   }
   return sum;
+}
+
+std::vector<double> Engine::Impl::gradient_norms() {
+  std::vector<double> squares(parameters.size(), 0.0);
+  for (const BucketState& b : buckets) {
+    if (!b.first_replica || b.gradient.main.codes == nullptr) continue;
+    for (const Segment& s : b.shard_segments) {
+      ExactSum sum;
+      const bool bad = not_finite(add_squares(b, s, sum));
+      squares[static_cast<std::size_t>(s.parameter)] += bad ? std::nan("") : sum.value();
+    }
+  }
+  for (Communicator* comm : reduce_comms) {
+    std::vector<double> theirs;
+    for (std::size_t i = 0; i < squares.size(); ++i) {
+      if (reduce_comm_of(static_cast<int>(i)) == comm) theirs.push_back(squares[i]);
+    }
+    comm->all_reduce(std::span(theirs), ReduceOp::kSum);
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < squares.size(); ++i) {
+      if (reduce_comm_of(static_cast<int>(i)) == comm) squares[i] = theirs[at++];
+    }
+  }
+  for (double& x : squares) x = std::sqrt(x);
+  return squares;
 }
 
 // A parameter is used if any rank of its reduce group, or any holder of a tied copy, had a

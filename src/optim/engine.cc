@@ -24,6 +24,15 @@ void Engine::end_micro_batch() {
 }
 void Engine::reduce_gradients() { impl_->reduce_gradients(); }
 double Engine::grad_norm() const { return impl_->agreed.norm; }
+
+std::vector<double> Engine::gradient_norms() {
+  if (!impl_->reduced) {
+    throw ArgumentError(
+        "gradient_norms: nothing is reduced; call reduce_gradients() before, and "
+        "step() after it");
+  }
+  return impl_->gradient_norms();
+}
 StepReport Engine::step() { return impl_->step(); }
 
 void Engine::discard_gradients() {

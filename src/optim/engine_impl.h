@@ -128,7 +128,9 @@ struct Engine::Impl {
 
   // boundary.cc
   void agree();
+  std::uint32_t add_squares(const BucketState& b, const Segment& s, ExactSum& sum);
   ExactSum local_sum_squares();
+  std::vector<double> gradient_norms();
   void agree_on_use();
   bool agree_on_update(bool overflow);
   void name_bad_parameters(int rank, int slice);

@@ -6,7 +6,7 @@ import hashlib
 import torch
 import torch.distributed as dist
 from deepspeed_cells import join, quiet
-from deepspeed_gpt import GPT, LR, Reference, Trainer, adamw_section, micro_batch, pipeline
+from deepspeed_gpt import BETAS, GPT, LR, Reference, Trainer, adamw_section, micro_batch, pipeline
 
 import zerofp8
 import zerofp8.deepspeed
@@ -157,6 +157,54 @@ def recomputation(stages):
     return losses
 
 
+def whole_tensors(stages):
+    """``safe_get_*`` after a step's backward passes, and what comes of setting."""
+    from deepspeed.utils import (safe_get_full_fp32_param, safe_get_full_grad,
+                                 safe_get_full_optimizer_state, safe_set_full_fp32_param)
+
+    trainer = start(stages, {**MAIN, "zerofp8": {"opt_level": "O1"}})
+    inner, errors = trainer.stepper.step, []
+
+    def step(*args, **kwargs):
+        gradients = {n: safe_get_full_grad(p) for n, p in trainer.parameters().items()}
+        inner(*args, **kwargs)
+        _, parts = Reference("bf16", stages == 1).gradients(0, trainer.accumulation)
+        mean = Reference.mean(parts)
+        errors.extend(float((g - mean[n]).norm() / mean[n].norm()) for n, g in gradients.items())
+        for name, p in trainer.parameters().items():
+            master = safe_get_full_fp32_param(p)
+            assert torch.allclose(master, p.detach().float(), rtol=2**-8)  # half away from zero
+            first = safe_get_full_optimizer_state(p, "exp_avg")
+            # The first step's moment is (1 - beta1) g.
+            errors.append(float((first / (1 - BETAS[0]) - gradients[name]).norm()
+                                / gradients[name].norm()))
+
+    trainer.stepper.step = step
+    trainer.step(0)
+    p = next(iter(trainer.parameters().values()))
+    try:
+        safe_set_full_fp32_param(p, p.detach().float())
+        text = "no error"
+    except zerofp8.UnsupportedError as error:
+        text = str(error)
+    trainer.close()
+    return {"whole errors": errors, "set": text, "detached": not hasattr(p, "_hp_mapping")}
+
+
+def layouts():
+    """Losses of the same data for stages x data ranks.
+
+    DeepSpeed starts no plain engine any more once a process has had a pipeline: that one is first.
+    """
+    found = {}
+    for stages in (1, 2, 4):
+        for name, section in (("fp32", {}), ("bf16", {"bf16": {"enabled": True}})):
+            trainer = start(stages, {**BASE, **section, "gradient_accumulation_dtype": "fp32"})
+            found[name, stages] = [trainer.step(i) for i in range(20)]
+            trainer.close()
+    return found
+
+
 def user_backward():
     """loss.backward() without the engine's, as recent versions of DeepSpeed allow."""
     found = {}
@@ -241,7 +289,7 @@ def _common(stages, folder):
     learning_rates = found.pop("lr"), found.pop("lr after resume")
     found.update(schedule(stages))
     found["lr after resume"] = found["lr"] if learning_rates[0] == learning_rates[1] else None
-    for task in (clipping, overflow, client, recomputation):
+    for task in (clipping, overflow, client, recomputation, whole_tensors):
         found.update(task(stages))
     return found
 
@@ -264,6 +312,7 @@ def plain(rank, size, folder):
     before = engine.BF16_Optimizer, engine.DeepSpeedEngine._do_optimizer_sanity_check
     interface = interface_error()
     found = {**_common(1, folder), **user_backward(), "errors": config_errors()}
+    found["layouts"] = layouts()
     zerofp8.deepspeed.uninstall()
     after = engine.BF16_Optimizer, engine.DeepSpeedEngine._do_optimizer_sanity_check
     return {**found, "restored": before == after, "interface": interface,

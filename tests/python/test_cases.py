@@ -175,6 +175,24 @@ def test_case_19_b_replicated_parameter_counts_once():
     assert run_ranks(8, case_19_b) == [pytest.approx(6.633250, rel=1e-6)] * 8
 
 
+def norms_of_parameters(rank, stage, level):
+    model = One([0.0] * 5000, [0.0] * 3, [0.0])
+    optimizer = start(model, {"zero_optimization": {"stage": stage}}, opt_level=level)
+    model.push(optimizer, [3.0 + 2 * rank] * 5000, [0.0, 3.0, 4.0], [float("nan") if rank else 1.0])
+    found = optimizer.grad_norms()
+    assert list(found) == [n for n, _ in model.named_parameters()]
+    report = optimizer.step()
+    assert not report.applied and "p.2" in report.skip_reason
+    return list(found.values())
+
+
+@pytest.mark.parametrize("stage, level", [(0, "O0"), (1, "O2"), (2, "O1")])
+def test_norms_by_parameter(stage, level):
+    for found in run_ranks(2, norms_of_parameters, stage, level):
+        assert found[:2] == pytest.approx([4 * 5000**0.5, 5.0], rel=0 if level == "O0" else 0.03)
+        assert found[2] != found[2]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_case_22(stage):
     config = {"fp16": {"enabled": True, "initial_scale_power": 12}, "gradient_clipping": 1,

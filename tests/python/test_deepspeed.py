@@ -87,6 +87,21 @@ def test_activation_checkpointing(both):
         assert r["checkpointed losses"] == r["plain losses"]
 
 
+def test_whole_tensors_by_deepspeeds_functions(both):
+    for r in both:
+        assert max(r["whole errors"]) < 5e-2  # FP8 accumulator and wire
+        assert "p.copy_" in r["set"] and r["detached"]
+
+
+@pytest.mark.parametrize("dtype, bound", [("fp32", 1e-5), ("bf16", 1e-3)])
+def test_same_losses_for_every_layout(plain, dtype, bound):
+    """Stages x data ranks: 1 x 4 (the plain engine), 2 x 2, 4 x 1."""
+    losses = plain[0]["layouts"]
+    for stages in (2, 4):
+        assert losses[dtype, stages] == pytest.approx(losses[dtype, 1], rel=bound)
+    assert losses[dtype, 1][-1] < 0.9 * losses[dtype, 1][0]
+
+
 def test_clients_optimizer_and_scheduler(both):
     for r in both:
         assert r["client lr"] == pytest.approx([0.5e-3, 0.25e-3])

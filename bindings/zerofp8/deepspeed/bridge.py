@@ -3,6 +3,7 @@
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
 from ..errors import UnsupportedError
+from . import whole
 
 
 class EngineOptimizer(ZeROOptimizer):
@@ -39,6 +40,7 @@ class EngineOptimizer(ZeROOptimizer):
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p._hp_grad = None
+        whole.attach(optimizer, [p for group in parameters for p in group])
 
     # -- what users and schedulers read ----------------------------------------------------------
 
@@ -126,4 +128,5 @@ class EngineOptimizer(ZeROOptimizer):
     def destroy(self):
         if not self._closed:
             self._closed = True
+            whole.detach(p for group in self.bf16_groups for p in group)
             self.optimizer.close()
