@@ -53,11 +53,11 @@ class Layout:
         return cls(rank, ranks(data, "data"), ranks(pipeline, "pipeline"), ranks(tensor, "tensor"))
 
 
-def exchange(layout, record, timeout):
+def exchange(layout, record, timeout, again=False):
     """Give `record` (JSON-able) to all ranks that this one is connected with, and get theirs.
 
     Goes through the store of torch.distributed and not through a group, since groups may be what
-    the ranks disagree on.
+    the ranks disagree on. `again`: the second exchange of one ``initialize``.
 
     Returns
     -------
@@ -75,8 +75,9 @@ def exchange(layout, record, timeout):
     record = dict(record, layout=vars(layout))
     if not dist.is_initialized() or layout.data == layout.pipeline == layout.tensor:
         return {layout.rank: record}
-    _calls += 1
-    store = dist.PrefixStore(f"zerofp8/initialize/{_calls}",
+    # Not counted twice: ranks that need one exchange and ranks that need two may meet again later.
+    _calls += 0 if again else 1
+    store = dist.PrefixStore(f"zerofp8/initialize/{_calls}" + ("/again" if again else ""),
                              dist.distributed_c10d._get_default_store())
     store.set(str(layout.rank), json.dumps(record))
     records, deadline = {}, time.monotonic() + timeout
