@@ -1,4 +1,4 @@
-"""Layers that are cut over tensor ranks, marked as Megatron marks them, and a small model of them."""
+"""Layers that are cut over tensor ranks, marked as Megatron marks them; a small model of them."""
 
 import torch
 import torch.distributed as dist
@@ -242,10 +242,15 @@ def norm_of(gradient):
 
 
 class Ranks:
-    """Ranks laid out as (stage, data rank, tensor rank), and this one's groups."""
+    """Ranks laid out as (stage, data rank, tensor rank), and this one's groups.
 
-    def __init__(self, rank, stages, data, tensor):
+    `swapped`: as (stage, tensor rank, data rank).
+    """
+
+    def __init__(self, rank, stages, data, tensor, swapped=False):
         grid = torch.arange(stages * data * tensor).reshape(stages, data, tensor)
+        if swapped:
+            grid = grid.reshape(stages, tensor, data).transpose(1, 2)
         self.stage, self.data_rank, self.tensor_rank = ((grid == rank).nonzero()[0]).tolist()
         self.stages, self.data, self.tensor = stages, data, tensor
 

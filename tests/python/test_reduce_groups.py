@@ -1,4 +1,4 @@
-"""``param_groups[i]["reduce_group"]``: experts, context parallelism, and what is refused."""
+"""``param_groups[i]["reduce_group"]``: experts, and what is refused."""
 
 import copy
 import io
@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from tensor_parallel import Ranks
 from torch import nn
 
 import zerofp8
@@ -78,14 +79,21 @@ def experts_train(rank, config, divisor, as_list):
     return begin, gradients, norms, model.state_dict()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+def all_stages(rank, divisor, as_list):
+    return [experts_train(rank, {"zero_optimization": {"stage": stage}}, divisor, as_list)
+            for stage in range(3)]
+
+
 @pytest.mark.parametrize("divisor, as_list", [(None, False), (4.0, True)])
-def test_experts_are_averaged_over_their_own_ranks(stage, divisor, as_list):
-    config = {"zero_optimization": {"stage": stage}}
-    results = run_ranks(4, experts_train, config, divisor, as_list)
+def test_experts_are_averaged_over_their_own_ranks(divisor, as_list):
+    for results in zip(*run_ranks(4, all_stages, divisor, as_list)):
+        check_experts(results, divisor)
+
+
+def check_experts(results, divisor):
     given = [[gradients_of(s, r) for r in range(4)] for s in range(STEPS)]
     dense = [sum(g[0].double() for g in step) / 4 for step in given]
-    experts = [[(step[e][1].double() + step[e + 2][1].double()) / (divisor or 2) for step in given]
+    experts = [[(g[e][1].double() + g[e + 2][1].double()) / (divisor or 2) for g in given]
                for e in range(2)]
     norms = [float(torch.cat([d.flatten(), a.flatten(), b.flatten()]).norm())
              for d, a, b in zip(dense, *experts)]
@@ -144,25 +152,48 @@ def test_routed_experts_have_the_gradient_of_the_whole_model():
         assert norm == pytest.approx(expected_norm, rel=1e-5)
 
 
-def context_parallel(rank):
-    """Two data ranks x two context ranks; the experts' gradients are whole on each context rank."""
-    model, optimizer = start(rank, {}, [rank % 2, rank % 2 + 2])
-    before = model.dense.grad, copy.deepcopy(optimizer.param_groups[1])
-    saved = optimizer.state_dict()
+def copied_and_saved(rank):
+    model, optimizer = start(rank, {}, pairs()[rank % 2])
+    copied = copy.deepcopy(optimizer.param_groups)[1]["reduce_group"]
     file = io.BytesIO()
-    torch.save(saved, file)
+    torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    again = torch.load(file, weights_only=True)
-    optimizer.load_state_dict(again)
-    keys = {k for g in again["param_groups"] for k in g}
-    return before[1]["reduce_group"], keys & {"reduce_group", "reduce_divisor"}, \
-        optimizer.param_groups[1]["reduce_group"]
+    saved = torch.load(file, weights_only=True)
+    optimizer.load_state_dict(saved)
+    keys = {k for g in saved["param_groups"] for k in g}
+    # The same dicts serve a second time.
+    template = torch.optim.AdamW(copy.deepcopy(optimizer.param_groups), lr=LR)
+    for group, p in zip(template.param_groups, (model.dense, model.own)):
+        group["params"] = [p]
+    optimizer.close()
+    model, optimizer = zerofp8.initialize(model, template, {}, timeout=60)
+    push(model, 0, rank)
+    return copied, keys & {"reduce_group", "reduce_divisor"}, optimizer.full_gradient(model.own)
 
 
 def test_groups_can_be_copied_and_saved():
-    for rank, found in enumerate(run_ranks(4, context_parallel)):
-        ranks = [rank % 2, rank % 2 + 2]
-        assert found == (ranks, set(), ranks)
+    results = run_ranks(4, copied_and_saved)
+    for rank, (copied, keys, gradient) in enumerate(results):
+        members = [rank % 2, rank % 2 + 2]
+        assert copied == members and not keys
+        expected = sum(gradients_of(0, r)[1] for r in members) / 2
+        torch.testing.assert_close(gradient, expected)
+
+
+def experts_of_tensor_ranks(rank):
+    """Two data ranks with an expert each, cut over two tensor ranks; the router is replicated."""
+    ranks = Ranks(rank, 1, 2, 2)
+    model = Layers(2 * rank)  # one expert's name and weights on all
+    model.own.tensor_model_parallel = True
+    optimizer = start(rank, {}, [rank], model=model, **ranks.arguments())[1]
+    ((model.dense * (1 + ranks.data_rank)).sum() + (model.own * (2 + rank)).sum()).backward()
+    return optimizer.full_gradient(model.own)[0, 0].item(), optimizer.step().grad_norm
+
+
+def test_experts_cut_over_tensor_ranks_count_once_each():
+    norm = (200 * 1.5**2 + 300 * sum((2 + r)**2 for r in range(4)))**0.5
+    assert run_ranks(4, experts_of_tensor_ranks) == [(2 + r, pytest.approx(norm, rel=1e-6))
+                                                     for r in range(4)]
 
 
 def saved_and_loaded(rank, folder):

@@ -76,6 +76,9 @@ def test_case_38_slices_load_on_other_numbers_of_data_ranks(tmp_path):
     saved = run_ranks(4, saved_at, (1, 2, 2), str(tmp_path))
     assert run_ranks(2, loaded_at, (1, 1, 2), str(tmp_path)) == saved[:2]
     assert saved[0] != saved[1]
+    # Ranks in another order: each takes its slice from where it is.
+    swapped = run_ranks(4, loaded_at, (1, 2, 2, True), str(tmp_path))
+    assert swapped == [saved[0], saved[0], saved[1], saved[1]]
     # Tensor ranks are another matter.
     for error in run_ranks(2, loaded_at, (1, 2, 1), str(tmp_path), errors=True):
         assert isinstance(error, zerofp8.CheckpointError) and "emb.weight" in str(error)
