@@ -145,7 +145,8 @@ class _Prepared:
         self._agree_on_weights(records, data, tied, reduce, timeout)
         engine = _C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
-            data, model, tied, reduce, self.loss_is_divided, configs.threads(), _log)
+            data, model, {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}, reduce,
+            self.loss_is_divided, configs.threads(), _log)
         taker = GradientTaker(engine, self.parameters, self.main_grads, self.model,
                               self.integration, self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):
@@ -222,7 +223,7 @@ class _Prepared:
         own = self.reduce[named.group] is not None
         return _C.Parameter(named.key, list(p.shape), DTYPES[p.dtype], named.weight.data_ptr(),
                             named.group, reduce_groups.name_of(named.group) if own else "",
-                            named.tied, first_holder.get(named.tied, True) and self._counts(named))
+                            named.tied_key, first_holder.get(named.tied, True) and self._counts(named))
 
     def _counts(self, named):
         # The norm takes the first tensor rank's copy of what is replicated over them.

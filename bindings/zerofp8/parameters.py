@@ -35,6 +35,8 @@ class NamedParameter:
         Index of its parameter group.
     mirror : torch.Tensor or None
         Contiguous copy of a parameter that is not contiguous itself.
+    slice : str
+        Which slice this is where tensor ranks hold one each ("tensor0-of-2."), else "".
     key : str
         The name that no other part of the model has: pipeline stages may use a name each for
         parameters of their own ("0.weight"), and tensor ranks hold different slices under one.
@@ -45,6 +47,7 @@ class NamedParameter:
     parameter: torch.nn.Parameter
     group: int
     mirror: torch.Tensor | None = None
+    slice: str = ""
     key: str = ""
 
     @property
@@ -57,6 +60,11 @@ class NamedParameter:
         """Name under which copies on several pipeline stages are tied; "" if not."""
         megatrons = "shared_embedding" if getattr(self.parameter, "shared_embedding", False) else ""
         return getattr(self.parameter, "zerofp8_tied", megatrons)
+
+    @property
+    def tied_key(self):
+        """`tied` for the engine: tied slices have random streams of their own, too."""
+        return self.slice + self.tied if self.tied else ""
 
     @property
     def is_cut(self):
@@ -171,7 +179,7 @@ def collect(model, optimizer):
 
 
 def name_slices(parameters, layout):
-    """Set each parameter's `key`: its name, with the stage and the tensor rank where these matter.
+    """Set each parameter's `slice`, and `key`: its name with the stage and the slice in front.
 
     Replicated parameters have one key on all tensor ranks, so that they are rounded with the same
     random bits and stay equal. A slice's key says of how many, so that a checkpoint for another
@@ -181,7 +189,8 @@ def name_slices(parameters, layout):
     of_stage = f"stage{stage}." if len(layout.pipeline) > 1 else ""
     of_tensor = f"tensor{tensor}-of-{len(layout.tensor)}." if len(layout.tensor) > 1 else ""
     for named in parameters:
-        named.key = of_stage + (of_tensor if named.is_cut else "") + named.name
+        named.slice = of_tensor if named.is_cut else ""
+        named.key = of_stage + named.slice + named.name
         if of_tensor and getattr(named.parameter, "sequence_parallel", False):
             raise UnsupportedError(
                 f"parameter \"{named.name}\"", "sequence_parallel = True: its gradient is a part "

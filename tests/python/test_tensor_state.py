@@ -175,3 +175,25 @@ def sequence_parallel(rank):
 def test_sequence_parallel_parameters_are_refused():
     for error in run_ranks(2, sequence_parallel, errors=True):
         assert isinstance(error, zerofp8.UnsupportedError) and "sequence_parallel" in str(error)
+
+
+def equal_slices(rank):
+    """Weights and gradients are equal on both tensor ranks; only the random bits may differ."""
+    ranks = Ranks(rank, 1, 1, 2)
+    model = nn.ParameterDict({n: torch.ones(300, dtype=torch.bfloat16)
+                              for n in ("replicated", "cut", "tied")})
+    model.cut.tensor_model_parallel = model.tied.tensor_model_parallel = True
+    zerofp8.tie(model.tied, "embedding")
+    config = {"bf16": {"enabled": True}, "zerofp8": {"master_weights": "none"}}
+    optimizer = zerofp8.initialize(model, torch.optim.AdamW(model.parameters(), lr=1e-3), config,
+                                   timeout=60, **ranks.arguments())[1]
+    for _ in range(3):
+        sum(p.float().sum() for p in model.values()).backward()
+        optimizer.step()
+    return {n: p.tolist() for n, p in model.items()}
+
+
+def test_slices_are_rounded_with_random_bits_of_their_own():
+    first, second = run_ranks(2, equal_slices)
+    assert first["replicated"] == second["replicated"] and len(set(first["replicated"])) > 1
+    assert first["cut"] != second["cut"] and first["tied"] != second["tied"]
