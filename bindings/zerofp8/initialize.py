@@ -27,7 +27,7 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     model : torch.nn.Module
         On the CPU, in FP32, BF16 or FP16 (FP32 parameters may stand beside 16-bit ones); one
         pipeline stage or tensor slice where the model is cut. Not wrapped in DDP or FSDP. Weights
-        of data rank 0 are sent to the other data ranks.
+        of data rank 0 (of a reduce group's first rank) are sent to the other ones.
     optimizer : torch.optim.Adam or torch.optim.AdamW
         A template: its parameter groups are taken over, it never steps. A group may have
         ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:
@@ -42,7 +42,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     pipeline_parallel_group, tensor_parallel_group : torch.distributed.ProcessGroup, optional
         Ranks that hold the other parts. The norm is taken over both. Parameters that are cut over
         tensor ranks have the attribute ``tensor_model_parallel = True``, as Megatron sets it; the
-        others are replicated, and their gradients have to be the same on all tensor ranks.
+        others are replicated: their weights, which is checked, and gradients have to be the same
+        on all tensor ranks.
     loss_is_divided : bool, optional
         Whether the loop divides its loss by the micro-batches per step, A. Required in a plain loop
         with A > 1.
