@@ -196,6 +196,40 @@ def test_experts_cut_over_tensor_ranks_count_once_each():
                                                      for r in range(4)]
 
 
+def uneven(rank, stage):
+    """Two kinds of experts over other ranks each, three ranks and one among them."""
+    model = nn.ParameterDict({"dense": torch.ones(20, 10), "a": torch.ones(30, 10),
+                              "b": torch.ones(7), "c": torch.ones(300)})
+    members = [0, 1, 2] if rank < 3 else [3]
+    template = torch.optim.AdamW([
+        {"params": [model.dense]}, {"params": [model.a, model.b], "reduce_group": members},
+        {"params": [model.c], "reduce_group": [rank % 2, rank % 2 + 2]}])
+    config = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 128}}
+    optimizer = zerofp8.initialize(model, template, config, timeout=30)[1]
+    found = []
+    for names in ("dense a b c", "dense c", "a b"):  # what has a gradient on rank 0
+        used = names.split() if rank == 0 else list(model)
+        sum((model[n] * (rank + 1)).sum() for n in used).backward()
+        found.append(([optimizer.full_gradient(model[n]).mean().item() for n in ("dense", "a", "c")],
+                      optimizer.step().grad_norm))
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_groups_of_different_sizes(stage):
+    results = run_ranks(4, uneven, stage)
+    sizes = {"dense": 200, "a": 307, "c": 300}
+    for step, used in enumerate(("dense a c", "dense c", "a")):
+        given = {n: [r + 1 if r or n in used.split() else 0 for r in range(4)] for n in sizes}
+        dense, c = sum(given["dense"]) / 4, [sum(given["c"][i::2]) / 2 for i in range(2)]
+        a = [sum(given["a"][:3]) / 3, 4]
+        norm = (200 * dense**2 + 307 * (a[0]**2 + a[1]**2) + 300 * (c[0]**2 + c[1]**2))**0.5
+        for rank, found in enumerate(results):
+            gradient, found_norm = found[step]
+            assert gradient == pytest.approx([dense, a[rank // 3], c[rank % 2]], rel=1e-6)
+            assert found_norm == pytest.approx(norm, rel=1e-6)
+
+
 def saved_and_loaded(rank, folder):
     config = {"zerofp8": {"opt_level": "O2", "fp32_moments_below": 0}}
 
