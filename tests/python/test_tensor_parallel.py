@@ -112,14 +112,26 @@ def one_config(ranks, name):
         reference.update(gradient, config.get("gradient_clipping", 0))
     found = {"error": error, "norm": found_norm / norm, "losses": losses, "expected": expected,
              "applied": report.applied, "replicated": trainer.replicated(),
-             "all": trainer.digests(), "place": (ranks.stage, ranks.tensor_rank)}
+             "all": trainer.digests(), "place": (ranks.stage, ranks.tensor_rank),
+             "data rank": ranks.data_rank}
     trainer.optimizer.close()
     return found
 
 
+def skipped(ranks):
+    """An infinity in one slice, on the last rank only."""
+    trainer = Trainer(ranks, "bf16", CONFIGS["bf16 O2"][1])
+    before = trainer.digests()
+    if dist.get_rank() == 3:
+        trainer.named["1.up.weight"].register_hook(lambda g: g + float("inf"))
+    trainer.forward_backward(0)
+    report = trainer.optimizer.step()
+    return report.applied, report.bad_parameter, report.bad_rank, trainer.digests() == before
+
+
 def walk(rank, layout):
     ranks = Ranks(rank, *layout)
-    return {name: one_config(ranks, name) for name in CONFIGS}
+    return {"skipped": skipped(ranks), **{name: one_config(ranks, name) for name in CONFIGS}}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda x: "{}x{}x{}".format(*x))
@@ -147,6 +159,13 @@ def test_replicated_parameters_stay_bit_equal(results, name):
             assert found.setdefault((stage, parameter), digest) == digest
         tied = found.setdefault(("tied", tensor), r["all"].get("emb.weight"))
         assert r["all"].get("emb.weight") == tied
+
+
+def test_a_bad_slice_is_a_skip_on_all_ranks(results):
+    for applied, parameter, data_rank, unchanged in (r["skipped"] for r in results):
+        assert not applied and unchanged
+        assert "tensor1-of-2." in parameter and parameter.endswith("up.weight")
+        assert data_rank == results[-1]["fp32"]["data rank"]
 
 
 def norm_only(rank, layout):
