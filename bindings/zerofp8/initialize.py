@@ -10,7 +10,7 @@ from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
 from .optimizer import Optimizer
-from .parameters import (DTYPES, adam_options, check_model, check_template, collect,
+from .parameters import (DTYPES, adam_options, check_model, check_partial, check_template, collect,
                          name_slices)
 from .weights import check_replicated, replicated_digests
 
@@ -43,7 +43,7 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
         Ranks that hold the other parts. The norm is taken over both. Parameters that are cut over
         tensor ranks have the attribute ``tensor_model_parallel = True``, as Megatron sets it; the
         others are replicated: their weights, which is checked, and gradients have to be the same
-        on all tensor ranks.
+        on all tensor ranks, unless ``sequence_parallel = True`` says that these are to be added.
     loss_is_divided : bool, optional
         Whether the loop divides its loss by the micro-batches per step, A. Required in a plain loop
         with A > 1.
@@ -93,9 +93,11 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
     records = groups.exchange(layout, {
         "tied": {} if prepared is None else prepared.tied,
         "reduce": [] if prepared is None else prepared.reduce,
+        "partial": [] if prepared is None else prepared.partial,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
     reduce_groups.check_same(records)
+    check_partial(records)
     return model, prepared.finish(records, timeout)
 
 
@@ -108,6 +110,7 @@ class _Prepared:
         self.model, self.template, self.layout = model, template, layout
         self.parameters = collect(model, template)
         name_slices(self.parameters, layout)
+        self.partial = [n.key for n in self.parameters if n.partial]
         self.main_grads = MainGrads(self.parameters)
         self.reduce = reduce_groups.read(template.param_groups, layout)
         self.decoupled = isinstance(template, torch.optim.AdamW)
@@ -146,8 +149,8 @@ class _Prepared:
         self._agree_on_weights(records, data, tied, reduce, timeout)
         engine = _C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
-            data, model, {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}, reduce,
-            self.loss_is_divided, configs.threads(), _log)
+            data, model, self._summed_groups(tied, timeout), reduce, self.loss_is_divided,
+            configs.threads(), _log)
         taker = GradientTaker(engine, self.parameters, self.main_grads, self.model,
                               self.integration, self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):
@@ -155,6 +158,14 @@ class _Prepared:
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
                          self.decoupled)
+
+    def _summed_groups(self, tied, timeout):
+        """Communicators of the copies whose gradients are added up, by the engine's name."""
+        summed = {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}
+        if self.partial:
+            tensor = groups.communicator(self.layout.tensor, timeout)
+            summed.update((n.tied_key, tensor) for n in self.parameters if n.partial)
+        return summed
 
     def _agree_on_weights(self, records, data, tied, reduce, timeout):
         """The same parameters and weights wherever there have to be; errors are told to all ranks.

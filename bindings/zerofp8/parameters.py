@@ -41,6 +41,9 @@ class NamedParameter:
         The name that no other part of the model has: pipeline stages may use a name each for
         parameters of their own ("0.weight"), and tensor ranks hold different slices under one.
         Checkpoints and the random stream go by it; see `name_slices`.
+    partial : bool
+        Whether each tensor rank has the gradient of a part of the sequence (Megatron's mark
+        ``sequence_parallel``): these are added up.
     """
 
     name: str
@@ -49,6 +52,7 @@ class NamedParameter:
     mirror: torch.Tensor | None = None
     slice: str = ""
     key: str = ""
+    partial: bool = False
 
     @property
     def weight(self):
@@ -63,7 +67,12 @@ class NamedParameter:
 
     @property
     def tied_key(self):
-        """`tied` for the engine: tied slices have random streams of their own, too."""
+        """The engine's name for copies whose gradients are added up; "" if there are none.
+
+        Tied slices have random streams of their own, as other slices have.
+        """
+        if self.partial:
+            return f"sequence parallel {self.key}"
         return self.slice + self.tied if self.tied else ""
 
     @property
@@ -179,7 +188,7 @@ def collect(model, optimizer):
 
 
 def name_slices(parameters, layout):
-    """Set each parameter's `slice`, and `key`: its name with the stage and the slice in front.
+    """Set `slice`, `partial`, and `key`: the name with the stage and the slice in front.
 
     Replicated parameters have one key on all tensor ranks, so that they are rounded with the same
     random bits and stay equal. A slice's key says of how many, so that a checkpoint for another
@@ -191,12 +200,30 @@ def name_slices(parameters, layout):
     for named in parameters:
         named.slice = of_tensor if named.is_cut else ""
         named.key = of_stage + named.slice + named.name
-        if of_tensor and getattr(named.parameter, "sequence_parallel", False):
+        marked = getattr(named.parameter, "sequence_parallel", False)
+        named.partial = bool(of_tensor and marked and not named.is_cut)
+        if named.partial and named.tied:
             raise UnsupportedError(
-                f"parameter \"{named.name}\"", "sequence_parallel = True: its gradient is a part "
-                "on each tensor rank", "parameters whose gradients tensor ranks have whole",
-                "turn sequence parallelism off, or all-reduce the gradient in backward and remove "
-                "the mark")
+                f"parameter \"{named.name}\"", "sequence_parallel = True and tied", "one of the two",
+                "all-reduce its gradient over the tensor ranks in backward and remove the mark")
+
+
+def check_partial(records):
+    """Tensor ranks have to mean the same parameters by ``sequence_parallel``.
+
+    Raises
+    ------
+    ConfigError
+        The same on all ranks.
+    """
+    for rank, record in records.items():
+        first = record["layout"]["tensor"][0]
+        difference = sorted({*record["partial"]} ^ {*records[first]["partial"]})
+        if difference:
+            raise ConfigError(
+                f"parameter \"{difference[0]}\"", "the mark sequence_parallel on one of ranks "
+                f"{first} and {rank} only", "the same marks on all tensor ranks",
+                "set or remove it on all of them")
 
 
 def _check_parameter(name, p):

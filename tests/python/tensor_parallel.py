@@ -18,9 +18,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
+        return summed(grad, ctx.group), None
 
 
 class _Reduce(torch.autograd.Function):
@@ -28,9 +26,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, group):
-        x = x.contiguous().clone()
-        dist.all_reduce(x, group=group)
-        return x
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx, grad):
@@ -38,18 +34,68 @@ class _Reduce(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """The last dimension's slices side by side."""
+    """Slices side by side; what follows is computed alike on all ranks."""
+
+    @staticmethod
+    def forward(ctx, x, group, dim=-1):
+        ctx.group, ctx.dim = group, dim
+        return gathered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return slice_of(grad, ctx.dim, ctx.group), None, None
+
+
+class _Split(torch.autograd.Function):
+    """This rank's part of the sequence."""
 
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts, -1)
+        return slice_of(x, 1, group)
 
     @staticmethod
     def backward(ctx, grad):
-        return slice_of(grad, -1, ctx.group), None
+        return gathered(grad, 1, ctx.group), None
+
+
+class _IntoCutLayer(torch.autograd.Function):
+    """The whole sequence; its gradient's parts are added up and each rank keeps its piece."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return gathered(x, 1, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return slice_of(summed(grad, ctx.group), 1, ctx.group), None
+
+
+class _OutOfCutLayer(torch.autograd.Function):
+    """The parts of the output are added up and each rank keeps its piece of the sequence."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return slice_of(summed(x, group), 1, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return gathered(grad, 1, ctx.group), None
+
+
+def summed(x, group):
+    x = x.contiguous().clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def gathered(x, dim, group):
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format)
+             for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim)
 
 
 def _through(function, x, group):
@@ -161,6 +207,32 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class SequenceParallelModel(nn.Module):
+    """In one stage; between the cut layers each tensor rank has a part of the sequence."""
+
+    def __init__(self, weights, group):
+        super().__init__()
+        self.group = group
+        self.embed = Embed(weights, group)
+        self.blocks = nn.ModuleList([Block(weights, i, group) for i in range(BLOCKS)])
+        for b in self.blocks:
+            for p in (b.norm.weight, b.norm.bias, b.down.bias):
+                p.sequence_parallel = True
+
+    def forward(self, tokens):
+        x = _Split.apply(self.embed(tokens), self.group)
+        for b in self.blocks:
+            h = _IntoCutLayer.apply(b.norm(x), self.group)
+            h = F.linear(F.gelu(F.linear(h, b.up.weight, b.up.bias)), b.down.weight)
+            x = x + _OutOfCutLayer.apply(h, self.group) + b.down.bias
+        return self.embed.emb.logits(_Gather.apply(x, self.group, 1))
+
+    def named(self):
+        """By the names of `initial_weights`."""
+        return {"emb.weight": self.embed.emb.weight, **{
+            f"{i}.{n}": p for i, b in enumerate(self.blocks) for n, p in b.named_parameters()}}
 
 
 def stage_of(stage, stages, group, dtype, seed=0):

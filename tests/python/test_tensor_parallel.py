@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from tensor_parallel import (Ranks, Reference, loss_of, micro_batch, norm_of, slice_of, stage_of)
+from tensor_parallel import (Ranks, Reference, SequenceParallelModel, initial_weights, loss_of,
+                             micro_batch, norm_of, slice_of, stage_of)
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import zerofp8
@@ -32,15 +33,19 @@ CONFIGS = {
 class Trainer:
     """One rank's part of the job."""
 
-    def __init__(self, ranks, dtype, config, seed=0, lr=LR):
+    def __init__(self, ranks, dtype, config, seed=0, sequence_parallel=False):
         self.ranks = ranks
         self.group = ranks.tensor_group if ranks.tensor > 1 else None
-        self.module, self.named = stage_of(ranks.stage, ranks.stages, self.group, DTYPES[dtype],
-                                           seed)
+        if sequence_parallel:
+            self.module = SequenceParallelModel(initial_weights(seed), self.group).to(DTYPES[dtype])
+            self.named = self.module.named()
+        else:
+            self.module, self.named = stage_of(ranks.stage, ranks.stages, self.group,
+                                               DTYPES[dtype], seed)
         if ranks.stages > 1 and "emb.weight" in self.named:
             self.named["emb.weight"].shared_embedding = True  # as Megatron says "tied"
         self.micro = PARTS // ranks.data
-        template = torch.optim.AdamW(self.module.parameters(), lr=lr, weight_decay=0)
+        template = torch.optim.AdamW(self.module.parameters(), lr=LR, weight_decay=0)
         self.module, self.optimizer = zerofp8.initialize(
             self.module, template, {**config, "gradient_accumulation_steps": self.micro},
             timeout=60, loss_is_divided=False, **ranks.arguments())
@@ -96,9 +101,9 @@ class Trainer:
                 if not getattr(self.named[n], "tensor_model_parallel", False)}
 
 
-def one_config(ranks, name):
+def one_config(ranks, name, **options):
     dtype, config, _, _ = CONFIGS[name]
-    trainer, reference = Trainer(ranks, dtype, config), Reference(PARTS, LR)
+    trainer, reference = Trainer(ranks, dtype, config, **options), Reference(PARTS, LR)
     losses, expected = [], []
     for step in range(STEPS):
         loss, gradient = reference.gradient(step)
@@ -116,6 +121,16 @@ def one_config(ranks, name):
              "data rank": ranks.data_rank}
     trainer.optimizer.close()
     return found
+
+
+def sequence_parallel(rank):
+    ranks = Ranks(rank, 1, 2, 2)
+    return {name: one_config(ranks, name, sequence_parallel=True) for name in CONFIGS}
+
+
+@pytest.fixture(scope="module")
+def sequence_results():
+    return run_ranks(4, sequence_parallel)
 
 
 def skipped(ranks):
@@ -141,6 +156,16 @@ def results(request):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradient_norm_and_training(results, name):
+    check_training(results, name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sequence_parallel_parameters(sequence_results, name):
+    check_training(sequence_results, name)
+    check_copies(sequence_results, name)
+
+
+def check_training(results, name):
     _, _, bound, follows = CONFIGS[name]
     for r in (r[name] for r in results):
         assert r["applied"] and r["error"] <= bound
@@ -151,6 +176,10 @@ def test_gradient_norm_and_training(results, name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_replicated_parameters_stay_bit_equal(results, name):
+    check_copies(results, name)
+
+
+def check_copies(results, name):
     """Over tensor ranks, with stochastic rounding, too; tied slices over stages."""
     found = {}
     for r in (r[name] for r in results):

@@ -166,15 +166,21 @@ def test_deepspeeds_mark_counts():
     assert run_ranks(2, deepspeeds_mark) == [8.0, 8.0]
 
 
-def sequence_parallel(rank):
-    model = Holder(0, sequence_parallel=True)
+def marks(rank, tied):
+    """Texts of errors: the mark on one tensor rank only, or on a tied parameter."""
+    ranks = Ranks(rank, 1, 1, 2)
+    model = Holder(0, sequence_parallel=tied or rank == 0)
+    if tied:
+        zerofp8.tie(model.w, "w")
     zerofp8.initialize(model, torch.optim.AdamW(model.parameters()), {}, timeout=60,
-                       **Ranks(rank, 1, 1, 2).arguments())
+                       **ranks.arguments())
 
 
-def test_sequence_parallel_parameters_are_refused():
-    for error in run_ranks(2, sequence_parallel, errors=True):
-        assert isinstance(error, zerofp8.UnsupportedError) and "sequence_parallel" in str(error)
+@pytest.mark.parametrize("tied", [False, True])
+def test_sequence_parallel_marks_that_cannot_be(tied):
+    errors = run_ranks(2, marks, tied, errors=True)
+    assert len({str(e) for e in errors}) == 1
+    assert isinstance(errors[0], zerofp8.ConfigError) and "sequence_parallel" in str(errors[0])
 
 
 def equal_slices(rank):
