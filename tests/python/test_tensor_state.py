@@ -14,7 +14,7 @@ NAME = "bf16 O3, no masters"  # every bit of it depends on the random stream
 
 
 def start(ranks, seed=0):
-    dtype, config, _, _ = CONFIGS[NAME]
+    dtype, config = CONFIGS[NAME]
     return Trainer(ranks, dtype, config, seed)
 
 
