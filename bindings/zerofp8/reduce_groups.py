@@ -28,20 +28,32 @@ def read(param_groups, layout):
     Raises
     ------
     ConfigError
-        No group, one without this rank, one with ranks that are not data ranks, a bad divisor.
+        No group (for parameters that are marked as experts, too), one without this rank, one with
+        ranks that are not data ranks, a bad divisor.
     """
     found = []
     for index, group in enumerate(param_groups):
         ranks, divisor = (group.get(key) for key in KEYS)
+        place = f"param_groups[{index}][\"reduce_group\"]"
         if ranks is None and divisor is None:
+            _refuse_marked_experts(group, place, layout)
             found.append(None)
             continue
-        ranks = _ranks_of(ranks, f"param_groups[{index}][\"reduce_group\"]", layout)
+        ranks = _ranks_of(ranks, place, layout)
         if divisor is not None and not (isinstance(divisor, (int, float)) and divisor > 0):
             raise ConfigError(f"param_groups[{index}][\"reduce_divisor\"]", repr(divisor),
                               "a number above 0", "remove it to divide by the group's ranks")
         found.append([ranks, float(divisor or 0)])
     return found
+
+
+def _refuse_marked_experts(group, place, layout):
+    # Megatron's and DeepSpeed's mark: averaged over all data ranks, different experts would mix.
+    marked = sum(getattr(p, "allreduce", True) is False for p in group["params"])
+    if marked and len(layout.data) > 1:
+        raise ConfigError(place, f"None, for {marked} parameters with the mark allreduce = False",
+                          "the data ranks that hold the same experts",
+                          "put experts into a parameter group with their reduce_group")
 
 
 def _ranks_of(group, place, layout):

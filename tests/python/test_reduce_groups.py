@@ -258,12 +258,15 @@ def refused(rank):
     """Texts by name; every rank must come back from each."""
     pair = pairs()[rank % 2]
     mine = [rank % 2, rank % 2 + 2]
+    marked = Layers(rank)
+    marked.own.allreduce = False
     cases = {
         "no group": {"group": "experts"},
         "without this rank": {"group": [4]},
         "larger": {"group": [0, 1, 2, 3], "data_parallel_group": pair},
         "divisor": {"group": mine, "divisor": -1},
         "divisor alone": {"group": None, "divisor": 2},
+        "marked": {"group": None, "model": marked},
         "members differ": {"group": [0, 1, 2, 3] if rank == 3 else mine},
         "kinds differ": {"group": None if rank == 3 else mine},
         "divisors differ": {"group": mine, "divisor": 4 if rank == 3 else None},
@@ -282,6 +285,7 @@ def test_mismatches_are_config_errors_on_all_ranks():
     results = run_ranks(4, refused, timeout=60)
     parts = {"no group": "ProcessGroup", "without this rank": "has this rank",
              "larger": "data_parallel_group", "divisor": "above 0", "divisor alone": "reduce_group",
+             "marked": "allreduce",
              "members differ": "[0, 1, 2, 3]", "kinds differ": "none",
              "divisors differ": "by its size"}
     for name, part in parts.items():
