@@ -182,7 +182,7 @@ def config_errors():
         return torch.optim.SGD(parameters, lr=0.1)
 
     def experts(parameters):
-        return torch.optim.AdamW([{"params": parameters, "reduce_group": [0, 1]}])
+        return torch.optim.AdamW([{"params": parameters, "reduce_group": list(range(4))}])
 
     bad = {
         "unknown key": ({"gradient_acumulation_dtype": "fp32"}, {}),
