@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from .errors import ArgumentError, ConfigError
+from .main_grad import MainGrads
 from .parameters import DTYPES
 from .taken import TakenGradient
 
@@ -22,13 +23,15 @@ class GradientTaker:
     engine : zerofp8._C.Engine
     parameters : list of NamedParameter
         In the engine's order.
+    main_grads : MainGrads
+        Of these parameters.
     model : torch.nn.Module
     integration : Integration
     sharded : bool
         Whether each micro-batch is reduced (a sharded accumulator).
     """
 
-    def __init__(self, engine, parameters, model, integration, sharded):
+    def __init__(self, engine, parameters, main_grads, model, integration, sharded):
         self.engine = engine
         self.parameters = parameters
         self.integration = integration
@@ -39,6 +42,7 @@ class GradientTaker:
         self.micro_batches_deferred = 0
         self._open_task = None     # graph task whose end ends the micro-batch
         self._hooks = {}
+        self._main = main_grads
         self._self = weakref.ref(self)
         self._model_hook = model.register_forward_hook(_output_watcher(self._self, model))
         self._marked = min((n.parameter for n in parameters if n.parameter.numel() > 0),
@@ -73,8 +77,8 @@ class GradientTaker:
         self.remove_marker()
 
     def take_leftovers(self):
-        """Add what is in ``p.grad`` although no hook has seen it."""
-        found = False
+        """Add what is in ``p.grad`` or ``p.main_grad`` although no hook has seen it."""
+        found = self._main.take_all(self._add)
         for index, named in enumerate(self.parameters):
             grad = named.parameter.grad
             if grad is None or isinstance(grad, TakenGradient):
@@ -90,6 +94,7 @@ class GradientTaker:
         return found
 
     def drop_leftovers(self):
+        self._main.drop()
         for named in self.parameters:
             named.parameter.grad = None
 
@@ -133,7 +138,11 @@ class GradientTaker:
         grad, p.grad = p.grad, None
         if self._open_task is None:
             self._announce(torch._C._current_graph_task_id())
-        self._add(index, grad)
+        # Hooks run without a gradient, too, where a backward pass returned None for it.
+        taken = grad is not None and not MainGrads.replaces_grad(p)
+        self._main.take_one(index, self._add)
+        if taken:
+            self._add(index, grad)
 
     def _add(self, index, grad):
         if grad.layout is not torch.strided:
@@ -147,6 +156,7 @@ class GradientTaker:
     def end_micro_batch(self):
         """All gradients of a micro-batch are there; with a sharded accumulator it is reduced."""
         self._open_task = None
+        self._main.take_marked(self._add)
         self.engine.end_micro_batch()
         # DeepSpeed's engine steps by itself: no scaler looks here, and its safe_get_full_grad would.
         if self.integration.ends_micro_batches:

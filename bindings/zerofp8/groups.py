@@ -3,8 +3,10 @@
 Groups of the user's are never used for communication: two users of one group can reorder and hang.
 """
 
+import hashlib
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,6 +16,7 @@ from . import _C
 from .errors import CommError, ConfigError, Error
 
 _calls = 0  # of exchange() in this process: all ranks call initialize() in the same order
+_made = Counter()  # groups of zerofp8's own in this process, by their members
 
 
 @dataclass
@@ -53,11 +56,11 @@ class Layout:
         return cls(rank, ranks(data, "data"), ranks(pipeline, "pipeline"), ranks(tensor, "tensor"))
 
 
-def exchange(layout, record, timeout):
+def exchange(layout, record, timeout, again=False):
     """Give `record` (JSON-able) to all ranks that this one is connected with, and get theirs.
 
     Goes through the store of torch.distributed and not through a group, since groups may be what
-    the ranks disagree on.
+    the ranks disagree on. `again`: the second exchange of one ``initialize``.
 
     Returns
     -------
@@ -75,8 +78,9 @@ def exchange(layout, record, timeout):
     record = dict(record, layout=vars(layout))
     if not dist.is_initialized() or layout.data == layout.pipeline == layout.tensor:
         return {layout.rank: record}
-    _calls += 1
-    store = dist.PrefixStore(f"zerofp8/initialize/{_calls}",
+    # Not counted twice: ranks that need one exchange and ranks that need two may meet again later.
+    _calls += 0 if again else 1
+    store = dist.PrefixStore(f"zerofp8/initialize/{_calls}" + ("/again" if again else ""),
                              dist.distributed_c10d._get_default_store())
     store.set(str(layout.rank), json.dumps(record))
     records, deadline = {}, time.monotonic() + timeout
@@ -157,15 +161,30 @@ def communicator(ranks, timeout, backend="gloo"):
         return _C.self_communicator()
     if not dist.is_initialized():
         raise Error("torch.distributed is not initialised; call zerofp8.init_distributed() first")
-    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend,
-                           use_local_synchronization=True)
+
     def make_group(members):
-        part = communicator_group([ranks[m] for m in members], timeout, backend)
-        return part.group_name
-    return _C.process_group_communicator(group.group_name, timeout, make_group)
+        return _new_group([ranks[m] for m in members], timeout, backend).group_name
+
+    return _C.process_group_communicator(_new_group(ranks, timeout, backend).group_name, timeout,
+                                         make_group)
 
 
-def communicator_group(ranks, timeout, backend):
-    """A new process group of these global ranks."""
-    return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend,
-                          use_local_synchronization=True)
+def _new_group(ranks, timeout, backend):
+    """A new process group of these global ranks, made by them alone.
+
+    torch would name it after the number of groups that the calling rank is in. That differs between
+    ranks (the ends of a pipeline are in one more, for the embedding), and ranks that have different
+    names for a group wait for each other for ever. Ours is made of the members and of how many
+    groups these have made.
+    """
+    members = "_".join(map(str, sorted(ranks)))
+    _made[members] += 1
+    name = hashlib.sha1(f"zerofp8 {members} {_made[members]}".encode()).hexdigest()
+    c10d = dist.distributed_c10d
+    torchs = c10d._process_group_name
+    c10d._process_group_name = lambda ranks, use_hashed_name: name
+    try:
+        return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend,
+                              use_local_synchronization=True)
+    finally:
+        c10d._process_group_name = torchs

@@ -5,11 +5,14 @@ import sys
 
 import torch
 
-from . import _C, configs, groups, integrations
-from .errors import ConfigError, Error
+from . import _C, configs, groups, integrations, reduce_groups
+from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
+from .main_grad import MainGrads
 from .optimizer import Optimizer
-from .parameters import DTYPES, adam_options, check_model, check_template, collect
+from .parameters import (DTYPES, adam_options, check_model, check_partial, check_template, collect,
+                         name_slices)
+from .weights import check_replicated, replicated_digests
 
 logger = logging.getLogger("zerofp8")
 
@@ -24,9 +27,12 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     model : torch.nn.Module
         On the CPU, in FP32, BF16 or FP16 (FP32 parameters may stand beside 16-bit ones); one
         pipeline stage or tensor slice where the model is cut. Not wrapped in DDP or FSDP. Weights
-        of data rank 0 are sent to the other data ranks.
+        of data rank 0 (of a reduce group's first rank) are sent to the other ones.
     optimizer : torch.optim.Adam or torch.optim.AdamW
-        A template: its parameter groups are taken over, it never steps.
+        A template: its parameter groups are taken over, it never steps. A group may have
+        ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:
+        its gradients are averaged, and its state sharded, over these ranks. ``"reduce_divisor"``
+        is what their sum is divided by in place of the group's size.
     config : str, os.PathLike, dict or None
         DeepSpeed-style JSON. None: defaults, with the model's dtype.
     opt_level : {"O0", "O1", "O2", "O3"}, optional
@@ -36,7 +42,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     pipeline_parallel_group, tensor_parallel_group : torch.distributed.ProcessGroup, optional
         Ranks that hold the other parts. The norm is taken over both. Parameters that are cut over
         tensor ranks have the attribute ``tensor_model_parallel = True``, as Megatron sets it; the
-        others are replicated, and their gradients have to be the same on all tensor ranks.
+        others are replicated: their weights, which is checked, and gradients have to be the same
+        on all tensor ranks, unless ``sequence_parallel = True`` says that these are to be added.
     loss_is_divided : bool, optional
         Whether the loop divides its loss by the micro-batches per step, A. Required in a plain loop
         with A > 1.
@@ -74,20 +81,23 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
 def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_divided=None,
           timeout=600.0, integration=None):
     """``initialize`` for a trainer of the table of integrations; None: found from the groups."""
-    layout = groups.Layout()
-    prepared, error = None, None
+    layout, prepared, error = None, None, None
     try:
         layout = groups.Layout.of(*process_groups)
         prepared = _Prepared(model, optimizer, config, opt_level, layout, loss_is_divided,
                              integration)
     except Error as e:  # told to all ranks first
         error = e
-    if error is not None and layout.data == [0] and torch.distributed.is_initialized():
+    if layout is None:  # it is the groups that are wrong
         layout = groups.Layout.of(None, None, None)
     records = groups.exchange(layout, {
         "tied": {} if prepared is None else prepared.tied,
+        "reduce": [] if prepared is None else prepared.reduce,
+        "partial": [] if prepared is None else prepared.partial,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
+    reduce_groups.check_same(records)
+    check_partial(records)
     return model, prepared.finish(records, timeout)
 
 
@@ -99,6 +109,10 @@ class _Prepared:
         check_template(template)
         self.model, self.template, self.layout = model, template, layout
         self.parameters = collect(model, template)
+        name_slices(self.parameters, layout)
+        self.partial = [n.key for n in self.parameters if n.partial]
+        self.main_grads = MainGrads(self.parameters)
+        self.reduce = reduce_groups.read(template.param_groups, layout)
         self.decoupled = isinstance(template, torch.optim.AdamW)
         self.options = [adam_options(g, i, self.decoupled)
                         for i, g in enumerate(template.param_groups)]
@@ -131,18 +145,65 @@ class _Prepared:
         model_ranks = groups.model_ranks(records, layout.rank)
         model = groups.communicator(model_ranks, timeout) if len(model_ranks) > 1 else None
         tied, first_holder = self._tied_groups(records, timeout)
-        data.check_same("parameters", "".join(
-            f"{n.name} {tuple(n.parameter.shape)} {n.parameter.dtype}\n" for n in self.parameters))
-        self._send_weights(data, tied)
+        reduce = self._reduce_groups(timeout)
+        self._agree_on_weights(records, data, tied, reduce, timeout)
         engine = _C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
-            data, model, tied, {}, self.loss_is_divided, configs.threads(), _log)
-        taker = GradientTaker(engine, self.parameters, self.model, self.integration,
-                              self.settings.accumulation_sharded)
+            data, model, self._summed_groups(tied, timeout), reduce, self.loss_is_divided,
+            configs.threads(), _log)
+        taker = GradientTaker(engine, self.parameters, self.main_grads, self.model,
+                              self.integration, self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):
             logger.info("zerofp8: %s", configs.description(self.options))
+        reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
                          self.decoupled)
+
+    def _summed_groups(self, tied, timeout):
+        """Communicators of the copies whose gradients are added up, by the engine's name."""
+        summed = {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}
+        if self.partial:
+            tensor = groups.communicator(self.layout.tensor, timeout)
+            summed.update((n.tied_key, tensor) for n in self.parameters if n.partial)
+        return summed
+
+    def _agree_on_weights(self, records, data, tied, reduce, timeout):
+        """The same parameters and weights wherever there have to be; errors are told to all ranks.
+
+        Other data ranks and slices would wait for ranks that have found a difference.
+        """
+        error, digests = None, {}
+        try:
+            data.check_same("parameters", "".join(
+                f"{self._name_on_data_ranks(n)} {tuple(n.parameter.shape)} {n.parameter.dtype}\n"
+                for n in self.parameters))
+            self._send_weights(data, tied, reduce)
+            digests = replicated_digests(self.parameters, self.layout)
+        except CommError as e:
+            if e.absent_ranks:
+                raise
+            error = e
+        if all(len(r["layout"]["pipeline"]) == len(r["layout"]["tensor"]) == 1
+               for r in records.values()):
+            if error is not None:  # there are only the data ranks, and all of them have it
+                raise error
+            return
+        records = groups.exchange(self.layout, {
+            "replicated": digests, "error": None if error is None else groups.as_record(error)},
+            timeout, again=True)
+        groups.raise_first_error(records)
+        check_replicated(records)
+
+    def _name_on_data_ranks(self, named):
+        # Experts may have other names on other data ranks.
+        return named.name if self.reduce[named.group] is None else "(of a reduce group)"
+
+    def _reduce_groups(self, timeout):
+        """Communicator and divisor by the engine's name of a group; one for the same ranks."""
+        ranks = sorted({tuple(entry[0]) for entry in self.reduce if entry is not None})
+        comms = {r: groups.communicator(list(r), timeout) for r in ranks}  # in one order everywhere
+        return {reduce_groups.name_of(i): (comms[tuple(entry[0])], entry[1])
+                for i, entry in enumerate(self.reduce) if entry is not None}
 
     def _tied_groups(self, records, timeout):
         """Communicators of the holders of each tied name in this rank's pipeline, in stage order."""
@@ -156,13 +217,14 @@ class _Prepared:
         return tied, first_holder
 
     @torch.no_grad()
-    def _send_weights(self, data, tied):
+    def _send_weights(self, data, tied, reduce):
         for named in self.parameters:
             weight = named.weight
             size = weight.numel() * weight.element_size()
             if size == 0:
                 continue
-            for comm in (data, tied.get(named.tied)):
+            owners = reduce.get(reduce_groups.name_of(named.group), (data,))[0]
+            for comm in (owners, tied.get(named.tied)):
                 if comm is not None and comm.size > 1:
                     comm.broadcast(weight.data_ptr(), size, 0)
             if named.mirror is not None:
@@ -170,20 +232,14 @@ class _Prepared:
 
     def _describe(self, named, first_holder):
         p = named.parameter
-        name = named.name if len(self.layout.pipeline) == 1 else self._stage_name(named)
-        return _C.Parameter(name, list(p.shape), DTYPES[p.dtype],
-                            named.weight.data_ptr(), named.group, "", named.tied,
-                            first_holder.get(named.tied, True) and self._counts(p))
+        own = self.reduce[named.group] is not None
+        return _C.Parameter(named.key, list(p.shape), DTYPES[p.dtype], named.weight.data_ptr(),
+                            named.group, reduce_groups.name_of(named.group) if own else "",
+                            named.tied_key, first_holder.get(named.tied, True) and self._counts(named))
 
-    def _counts(self, p):
-        # Replicated over tensor ranks unless marked as Megatron does: the norm takes the first rank's copy.
-        layout = self.layout
-        return getattr(p, "tensor_model_parallel", False) or layout.tensor[0] == layout.rank
-
-    def _stage_name(self, named):
-        # Names of different stages may be the same ("0.weight"); checkpoints and the random stream need distinct ones.
-        stage = self.layout.pipeline.index(self.layout.rank)
-        return f"stage{stage}.{named.name}"
+    def _counts(self, named):
+        # The norm takes the first tensor rank's copy of what is replicated over them.
+        return named.is_cut or self.layout.tensor[0] == self.layout.rank
 
 
 def _log(line):

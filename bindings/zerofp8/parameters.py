@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from . import _C
-from .errors import ConfigError
+from .errors import ConfigError, UnsupportedError
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -16,6 +16,10 @@ _REFUSED_OPTIONS = (
     ("capturable", "steps are not captured in CUDA graphs"),
     ("differentiable", "steps are not recorded by autograd"),
 )
+
+
+# Set by Megatron's layers, and what DeepSpeed's is_model_parallel_parameter looks for beside it.
+_MARKS_OF_SLICES = ("tensor_model_parallel", "model_parallel")
 
 
 @dataclass
@@ -31,12 +35,24 @@ class NamedParameter:
         Index of its parameter group.
     mirror : torch.Tensor or None
         Contiguous copy of a parameter that is not contiguous itself.
+    slice : str
+        Which slice this is where tensor ranks hold one each ("tensor0-of-2."), else "".
+    key : str
+        The name that no other part of the model has: pipeline stages may use a name each for
+        parameters of their own ("0.weight"), and tensor ranks hold different slices under one.
+        Checkpoints and the random stream go by it; see `name_slices`.
+    partial : bool
+        Whether each tensor rank has the gradient of a part of the sequence (Megatron's mark
+        ``sequence_parallel``): these are added up.
     """
 
     name: str
     parameter: torch.nn.Parameter
     group: int
     mirror: torch.Tensor | None = None
+    slice: str = ""
+    key: str = ""
+    partial: bool = False
 
     @property
     def weight(self):
@@ -46,13 +62,30 @@ class NamedParameter:
     @property
     def tied(self):
         """Name under which copies on several pipeline stages are tied; "" if not."""
-        return getattr(self.parameter, "zerofp8_tied", "")
+        megatrons = "shared_embedding" if getattr(self.parameter, "shared_embedding", False) else ""
+        return getattr(self.parameter, "zerofp8_tied", megatrons)
+
+    @property
+    def tied_key(self):
+        """The engine's name for copies whose gradients are added up; "" if there are none.
+
+        Tied slices have random streams of their own, as other slices have.
+        """
+        if self.partial:
+            return f"sequence parallel {self.key}"
+        return self.slice + self.tied if self.tied else ""
+
+    @property
+    def is_cut(self):
+        """Whether tensor ranks hold different slices of it, by Megatron's mark or DeepSpeed's."""
+        return any(getattr(self.parameter, mark, False) for mark in _MARKS_OF_SLICES)
 
 
 def tie(parameter, name):
     """Mark a parameter whose copies are on several pipeline stages, e.g. a shared embedding.
 
-    Call it on each holder before ``initialize``, with the same name, once for each of them. Copies
+    Call it on each holder before ``initialize``, with the same name, once for each of them (not
+    needed where Megatron's mark, ``shared_embedding = True``, is set). Copies
     begin with the weights of the first stage that has one, their gradients are added up, the norm
     counts them once, and they stay equal bit for bit.
 
@@ -152,6 +185,45 @@ def collect(model, optimizer):
             group_of[id(p)], where[id(p)] = index, place
     return [NamedParameter(names[id(p)], p, group_of[id(p)], _mirror_of(p))
             for p in model.parameters() if id(p) in group_of]
+
+
+def name_slices(parameters, layout):
+    """Set `slice`, `partial`, and `key`: the name with the stage and the slice in front.
+
+    Replicated parameters have one key on all tensor ranks, so that they are rounded with the same
+    random bits and stay equal. A slice's key says of how many, so that a checkpoint for another
+    number of tensor ranks is refused even where the shapes fit.
+    """
+    stage, tensor = layout.pipeline.index(layout.rank), layout.tensor.index(layout.rank)
+    of_stage = f"stage{stage}." if len(layout.pipeline) > 1 else ""
+    of_tensor = f"tensor{tensor}-of-{len(layout.tensor)}." if len(layout.tensor) > 1 else ""
+    for named in parameters:
+        named.slice = of_tensor if named.is_cut else ""
+        named.key = of_stage + named.slice + named.name
+        marked = getattr(named.parameter, "sequence_parallel", False)
+        named.partial = bool(of_tensor and marked and not named.is_cut)
+        if named.partial and named.tied:
+            raise UnsupportedError(
+                f"parameter \"{named.name}\"", "sequence_parallel = True and tied", "one of the two",
+                "all-reduce its gradient over the tensor ranks in backward and remove the mark")
+
+
+def check_partial(records):
+    """Tensor ranks have to mean the same parameters by ``sequence_parallel``.
+
+    Raises
+    ------
+    ConfigError
+        The same on all ranks.
+    """
+    for rank, record in records.items():
+        first = record["layout"]["tensor"][0]
+        difference = sorted({*record["partial"]} ^ {*records[first]["partial"]})
+        if difference:
+            raise ConfigError(
+                f"parameter \"{difference[0]}\"", "the mark sequence_parallel on one of ranks "
+                f"{first} and {rank} only", "the same marks on all tensor ranks",
+                "set or remove it on all of them")
 
 
 def _check_parameter(name, p):

@@ -4,11 +4,13 @@ import ctypes
 
 import torch
 
+from . import reduce_groups
 from .errors import CheckpointError
 from .weights import digest
 
 _FORMAT = 1
 _HYPER = ("lr", "betas", "eps", "weight_decay")
+_OF_THE_LAYOUT = ("params", *reduce_groups.KEYS)  # keys of param_groups that are not loaded
 
 
 def state_dict(optimizer):
@@ -24,7 +26,7 @@ def state_dict(optimizer):
     states = {i: {"step": torch.tensor(float(t))} for i, t in enumerate(counters["steps"])}
     for parameter, name, dtype, pointer, size in engine.state_pieces():
         states[parameter][name] = _copy_out(pointer, size)
-    groups = [{**{k: v for k, v in g.items() if k != "params"},
+    groups = [{**{k: v for k, v in g.items() if k not in _OF_THE_LAYOUT},
                "params": [index[id(p)] for p in g["params"]]} for g in optimizer.param_groups]
     return {"state": states, "param_groups": groups,
             "zerofp8": {"format": _FORMAT, "counters": counters, "weights": digest(parameters),
@@ -58,7 +60,7 @@ def load_state_dict(optimizer, saved):
     optimizer._engine.restore_counters(ours["counters"])
     optimizer._watch.loaded(ours["weights"])
     for group, theirs in zip(optimizer.param_groups, saved["param_groups"]):
-        group.update({k: v for k, v in theirs.items() if k != "params"})
+        group.update({k: v for k, v in theirs.items() if k not in _OF_THE_LAYOUT})
 
 
 def _identity(optimizer):
@@ -66,7 +68,7 @@ def _identity(optimizer):
     s, engine = optimizer.settings, optimizer._engine
     return {"data_ranks": s.data_ranks, "data_rank": engine.data_rank(), "stage": s.stage,
             "dtypes": [s.weight, s.master, s.exp_avg, s.exp_avg_sq],
-            "shapes": [[n.name, list(n.parameter.shape)] for n in optimizer._parameters]}
+            "shapes": [[n.key, list(n.parameter.shape)] for n in optimizer._parameters]}
 
 
 def pull_groups(engine, groups):

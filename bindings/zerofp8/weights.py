@@ -1,10 +1,11 @@
 """Notices weights that were written from outside, and keeps contiguous copies where needed."""
 
 import hashlib
+import zlib
 
 import torch
 
-from .errors import ArgumentError
+from .errors import ArgumentError, ConfigError
 
 
 class WeightWatch:
@@ -77,3 +78,52 @@ def digest(parameters):
         if weight.numel() > 0:
             hasher.update(memoryview(weight.view(torch.uint8).numpy()))
     return hasher.hexdigest()
+
+
+@torch.no_grad()
+def replicated_digests(parameters, layout):
+    """Shape, dtype and checksum of what tensor ranks have to hold alike.
+
+    Returns
+    -------
+    dict of str to str
+        By key; empty with one tensor rank.
+    """
+    if len(layout.tensor) == 1:
+        return {}
+    return {n.key: f"{tuple(n.parameter.shape)} {n.parameter.dtype} {_checksum(n.parameter):08x}"
+            for n in parameters if not n.is_cut}
+
+
+def _checksum(parameter):
+    weight = parameter.detach().contiguous().reshape(-1)
+    return zlib.crc32(weight.view(torch.uint8).numpy()) if weight.numel() > 0 else 0
+
+
+def check_replicated(records):
+    """Parameters without the mark of a slice have the same weights on all tensor ranks.
+
+    A slice without the mark would be left out of the norm on all tensor ranks but one.
+
+    Parameters
+    ----------
+    records : dict of int to dict
+        Of `groups.exchange`, with `replicated_digests` under ``"replicated"``.
+
+    Raises
+    ------
+    ConfigError
+        The same on all ranks.
+    """
+    for rank, record in records.items():
+        first = record["layout"]["tensor"][0]
+        mine, expected = record["replicated"], records[first]["replicated"]
+        for name in {**expected, **mine}:
+            here, there = (d.get(name, "nothing, or marked there") for d in (mine, expected))
+            if here != there:
+                raise ConfigError(
+                    f"parameter \"{name}\"", f"without the mark tensor_model_parallel, and not the "
+                    f"same on all tensor ranks (shape, dtype, checksum: {here} on rank {rank}, "
+                    f"{there} on rank {first})", "the same weights on all tensor ranks, or the mark",
+                    "set parameter.tensor_model_parallel = True if tensor ranks hold different "
+                    "slices of it, else begin with the same weights on all of them")

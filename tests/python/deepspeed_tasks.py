@@ -229,6 +229,9 @@ def config_errors():
     def sgd(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
+    def experts(parameters):
+        return torch.optim.AdamW([{"params": parameters, "reduce_group": list(range(4))}])
+
     bad = {
         "unknown key": ({"gradient_acumulation_dtype": "fp32"}, {}),
         "both dtypes": ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, {}),
@@ -237,6 +240,7 @@ def config_errors():
                      "zero_optimization": {"stage": 0}}, {}),
         "optimizer": ({"optimizer": {"type": "Lamb", "params": {}}}, {}),
         "client": ({"optimizer": None}, {"optimizer": sgd}),
+        "experts": ({"optimizer": None}, {"optimizer": experts}),
         "none": ({"optimizer": None}, {}),
         "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {}),
         "batch": ({"train_batch_size": 7}, {}),

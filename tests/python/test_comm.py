@@ -5,6 +5,7 @@ import struct
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
@@ -142,3 +143,18 @@ def absent_from_initialize(rank):
 def test_initialize_on_some_ranks_names_the_others():
     first, _ = run_ranks(2, absent_from_initialize, errors=True)
     assert isinstance(first, zerofp8.CommError) and first.absent_ranks == [1]
+
+
+def after_groups_of_the_user(rank):
+    """As Megatron has them: the ends of the pipeline are in a group for the embedding."""
+    dist.new_group([0, 2])
+    pipeline, alone = dist.new_group([0, 1, 2]), [dist.new_group([r]) for r in range(3)][rank]
+    model = torch.nn.Linear(2, 2)
+    optimizer = zerofp8.initialize(model, torch.optim.AdamW(model.parameters()), {}, timeout=15,
+                                   data_parallel_group=alone, pipeline_parallel_group=pipeline)[1]
+    (model.weight.sum() * 0.5).backward()
+    return optimizer.step().grad_norm
+
+
+def test_ranks_may_be_in_different_numbers_of_groups():
+    assert run_ranks(3, after_groups_of_the_user, timeout=60) == [3**0.5] * 3

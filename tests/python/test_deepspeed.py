@@ -113,7 +113,7 @@ def test_clients_optimizer_and_scheduler(both):
     ("stage 3", "/zero_optimization/stage"), ("sharded", "/gradient_accumulation_dtype/sharded"),
     ("optimizer", "/optimizer/type"), ("client", "SGD"), ("none", "optimizer"),
     ("offload", "/zero_optimization/offload_optimizer"), ("batch", "train_batch_size"),
-    ("sequence", "/sequence_parallel_size")])
+    ("sequence", "/sequence_parallel_size"), ("experts", "your own loop")])
 def test_config_errors_are_the_same_on_all_ranks(plain, name, part):
     texts = {r["errors"][name] for r in plain}
     assert len(texts) == 1

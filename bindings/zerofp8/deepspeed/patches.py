@@ -4,7 +4,7 @@ import functools
 import logging
 from pathlib import Path
 
-from .. import configs, parameters
+from .. import configs, parameters, reduce_groups
 from ..errors import ConfigError, UnsupportedError
 from ..initialize import start
 from ..integrations import INTEGRATIONS
@@ -124,6 +124,7 @@ def _configure_bf16_optimizer(self, optimizer):
     if optimizer is None:
         _configure_zero_optimizer(self, optimizer)
     _refuse_engine(self)
+    _refuse_reduce_groups(optimizer)
     mpu = self.mpu
     data, stages, tensor = self.data_parallel_group, None, None
     if self.pipeline_parallelism:
@@ -167,6 +168,15 @@ def _refuse_engine(engine):
     if engine.pipeline_parallelism:
         interface.check_pipeline(engine.mpu.get_pipe_parallel_world_size(),
                                  engine.gradient_accumulation_steps())
+
+
+def _refuse_reduce_groups(optimizer):
+    # DeepSpeed has sent data rank 0's weights to all data ranks by now, experts' included.
+    for i, group in enumerate(optimizer.param_groups):
+        for key in reduce_groups.KEYS:
+            if group.get(key) is not None:
+                raise UnsupportedError(f"param_groups[{i}][\"{key}\"]", str(group[key]), "None",
+                                       "use zerofp8.initialize in your own loop for such parameters")
 
 
 def _tie(module):
