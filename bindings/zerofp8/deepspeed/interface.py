@@ -5,7 +5,7 @@ import inspect
 
 from ..errors import UnsupportedError
 
-TESTED_VERSIONS = ("0.19.8", "0.18.9")
+TESTED_VERSIONS = ("0.19.8", "0.19.6", "0.18.9")
 # With 0.18.9, gradients of stages before the last came out divided by the micro-batches once more
 # (seen under zerofp8's hooks; its source divides per output tensor). 0.19.8 does not do so.
 PIPELINES_FROM = "0.19.6"
