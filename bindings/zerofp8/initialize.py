@@ -142,7 +142,7 @@ class _Prepared:
         if layout.rank == min(layout.data):
             logger.info("zerofp8: %s", configs.description(self.options))
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
-                         self.decoupled)
+                         self.decoupled, has_loss=layout.rank == layout.pipeline[-1])
 
     def _tied_groups(self, records, timeout):
         """Communicators of the holders of each tied name in this rank's pipeline, in stage order."""
