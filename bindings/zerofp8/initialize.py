@@ -16,7 +16,7 @@ logger = logging.getLogger("zerofp8")
 
 def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_group=None,
                pipeline_parallel_group=None, tensor_parallel_group=None, loss_is_divided=None,
-               timeout=600.0):
+               timeout=600.0, use_te=False):
     """Put a model's training into the hands of the engine. Collective over all given groups.
 
     Parameters
@@ -28,7 +28,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     optimizer : torch.optim.Adam or torch.optim.AdamW
         A template: its parameter groups are taken over, it never steps.
     config : str, os.PathLike, dict or None
-        DeepSpeed-style JSON. None: defaults, with the model's dtype.
+        DeepSpeed-style JSON. None: defaults, with the model's dtype. A level here ("O1") is taken
+        for `opt_level`, as in MS-AMP.
     opt_level : {"O0", "O1", "O2", "O3"}, optional
         Preset of all dtypes; has to agree with the config if that has one.
     data_parallel_group : torch.distributed.ProcessGroup, optional
@@ -42,6 +43,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
         with A > 1.
     timeout : float
         Seconds after which a collective is a CommError that names the absent ranks.
+    use_te : bool
+        MS-AMP's; only False.
 
     Returns
     -------
@@ -66,6 +69,7 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     >>> optimizer.step().applied
     True
     """
+    configs.refuse_transformer_engine(use_te)
     return start(model, optimizer, config, (data_parallel_group, pipeline_parallel_group,
                                             tensor_parallel_group),
                  opt_level=opt_level, loss_is_divided=loss_is_divided, timeout=timeout)
@@ -95,6 +99,7 @@ class _Prepared:
     """What one rank can check by itself; nothing is allocated and nothing is sent."""
 
     def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration):
+        config, opt_level = configs.level_of(config, opt_level)
         check_model(model)
         check_template(template)
         self.model, self.template, self.layout = model, template, layout
