@@ -2,14 +2,14 @@
 
 from collections import Counter
 
-from .runs import is_reference, read_histories
+from .runs import is_reference, read_histories, summary
 
 _SMOOTH = 10
 _COMPONENT_NAMES = {"caller": "weight", "accumulator": "gradient accumulator"}
 
 
 def draw(folder, job):
-    """The paths of the pictures that were written.
+    """Pictures and a table of all runs, as text that tells where they are.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def draw(folder, job):
         written.append(_bars(plt, ours, "memory", "optimizer memory of rank 0, weights included",
                              folder / "memory.png"))
         written.append(_bars(plt, ours, "wire", "sent by rank 0 in a step", folder / "wire.png"))
-    return written
+    return "\n".join([summary(runs), *(f"wrote {path}" for path in written)])
 
 
 def _losses(plt, runs, path):

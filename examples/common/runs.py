@@ -122,6 +122,19 @@ def read_histories(folder, job):
     return sorted((r for r in runs if r["job"] == job), key=lambda r: not is_reference(r))
 
 
+def summary(runs):
+    """A table of runs: what they cost and where they stand."""
+    lines = [f"{'run':24}  steps  loss, mean of 10  memory, MiB  sent in a step, MiB"]
+    for run in runs:
+        last = run["losses"][-10:]
+        line = f"{run['name']:24}  {run['first'] + len(run['losses']):5}  {sum(last) / len(last):16.4f}"
+        if "rows" in run:
+            memory = sum(row["bytes"] for row in run["rows"])
+            line += f"  {memory / 2**20:11.2f}  {run['sent'] / 2**20:19.2f}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
 def is_reference(run):
     """Whether a run is the one that the others are compared with."""
     return run["name"].endswith("fp32")

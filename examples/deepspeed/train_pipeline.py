@@ -99,8 +99,7 @@ def main():
         optimizer = engine.optimizer
         history.write(losses, *(() if options.stock else (optimizer.optimizer.plan,
                                                           optimizer.last_report)))
-        for path in draw(options.out, history.run["job"]):
-            print("wrote", path)
+        print(draw(options.out, history.run["job"]))
     torch.distributed.barrier()
     engine.destroy()
     torch.distributed.destroy_process_group()

@@ -142,8 +142,7 @@ def train(trainer, options, rank):
         from common.plots import draw
 
         history.write(losses, optimizer.plan, report)
-        for path in draw(options.out, history.run["job"]):
-            print("wrote", path)
+        print(draw(options.out, history.run["job"]))
 
 
 def main():
