@@ -90,8 +90,10 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
         layout = groups.Layout.of(None, None, None)
     records = groups.exchange(layout, {
         "tied": {} if prepared is None else prepared.tied,
+        "backend": None if prepared is None else prepared.backend,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
+    groups.check_same_backend(records)
     return model, prepared.finish(records, timeout)
 
 
@@ -111,6 +113,7 @@ class _Prepared:
         configs.check_against_template(self.config, template, self.options)
         sizes = len(layout.data), len(layout.pipeline), len(layout.tensor)
         self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
+        self.backend = groups.choose_backend(self.config)
         self.integration = integration or integrations.choose(len(layout.pipeline))
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
@@ -132,9 +135,10 @@ class _Prepared:
     def finish(self, records, timeout):
         """Make communicators and the engine, hook the parameters."""
         layout = self.layout
-        data = groups.communicator(layout.data, timeout)
+        data = groups.communicator(layout.data, timeout, self.backend)
         model_ranks = groups.model_ranks(records, layout.rank)
-        model = groups.communicator(model_ranks, timeout) if len(model_ranks) > 1 else None
+        model = (groups.communicator(model_ranks, timeout, self.backend)
+                 if len(model_ranks) > 1 else None)
         tied, first_holder = self._tied_groups(records, timeout)
         data.check_same("parameters", "".join(
             f"{n.name} {tuple(n.parameter.shape)} {n.parameter.dtype}\n" for n in self.parameters))
@@ -156,7 +160,7 @@ class _Prepared:
         for name in names:
             holders = [r for r in self.layout.pipeline if name in records[r]["tied"]]
             if self.layout.rank in holders:
-                tied[name] = groups.communicator(holders, timeout)
+                tied[name] = groups.communicator(holders, timeout, self.backend)
                 first_holder[name] = holders[0] == self.layout.rank
         return tied, first_holder
 

@@ -1,5 +1,6 @@
 """The optimizer that ``initialize`` returns."""
 
+import weakref
 from contextlib import contextmanager
 
 import torch
@@ -9,6 +10,15 @@ from .parameters import adam_options, as_tuple
 from .plan import Plan
 from . import state
 from .weights import WeightWatch
+
+
+_made = weakref.WeakSet()
+
+
+def close_all():
+    """Close every optimizer that is still there, at the end of the process."""
+    for optimizer in list(_made):
+        optimizer.close()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -43,6 +53,7 @@ class Optimizer(torch.optim.Optimizer):
         self.settings = settings
         self.last_report = None
         taker.owner = self
+        _made.add(self)
 
     # -- one step --------------------------------------------------------------------------------
 

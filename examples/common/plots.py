@@ -39,8 +39,9 @@ def draw(folder, job):
 def _losses(plt, runs, path):
     reference = next((r for r in runs if is_reference(r)), None)
     compared = [r for r in runs if r is not reference] if reference else []
-    figure, axes = plt.subplots(2 if compared else 1, figsize=(8, 6.5 if compared else 4.5),
-                                sharex=True, squeeze=False, height_ratios=(2, 1) if compared else (1,))
+    ratios = (2, 1) if compared else (1,)
+    figure, axes = plt.subplots(len(ratios), figsize=(8, 6.5 if compared else 4.5), sharex=True,
+                                squeeze=False, height_ratios=ratios)
     axis = axes[0][0]
     for run in runs:
         smooth = _smooth(run["losses"])

@@ -127,7 +127,8 @@ def summary(runs):
     lines = [f"{'run':24}  steps  loss, mean of 10  memory, MiB  sent in a step, MiB"]
     for run in runs:
         last = run["losses"][-10:]
-        line = f"{run['name']:24}  {run['first'] + len(run['losses']):5}  {sum(last) / len(last):16.4f}"
+        steps = run["first"] + len(run["losses"])
+        line = f"{run['name']:24}  {steps:5}  {sum(last) / len(last):16.4f}"
         if "rows" in run:
             memory = sum(row["bytes"] for row in run["rows"])
             line += f"  {memory / 2**20:11.2f}  {run['sent'] / 2**20:19.2f}"

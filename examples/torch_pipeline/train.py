@@ -55,7 +55,8 @@ def make_parts(options, stage, dtype):
     torch.manual_seed(1)  # every rank makes the whole model and keeps its part
     width, count = options.width, options.blocks // options.cuts
     blocks = [Block(width, width // 32) for _ in range(options.blocks)]
-    first, last = [Embedding(width), Position(width, options.length)], [nn.LayerNorm(width), Head(width)]
+    first = [Embedding(width), Position(width, options.length)]
+    last = [nn.LayerNorm(width), Head(width)]
     parts = {}
     for cut in range(stage, options.cuts, options.stages):
         layers = blocks[cut * count:(cut + 1) * count]
@@ -91,7 +92,8 @@ class Trainer:
         _, self.optimizer = zerofp8.initialize(
             nn.ModuleList(parts.values()), template, str(options.config),
             data_parallel_group=replicas, pipeline_parallel_group=pipeline)
-        stages = [pipelining.PipelineStage(m, cut, options.cuts, torch.device("cpu"), group=pipeline)
+        cpu = torch.device("cpu")
+        stages = [pipelining.PipelineStage(m, cut, options.cuts, cpu, group=pipeline)
                   for cut, m in parts.items()]
         kind, several = SCHEDULES[options.schedule]
         self.schedule = kind(stages if several > 1 else stages[0], self.micro_batches,

@@ -1,0 +1,80 @@
+"""The example for torch.distributed.pipelining, as users start it; what the examples share."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launchers import has_mpirun, mpirun, run, torchrun
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "torch_pipeline"
+SMALL = ("--width", "32", "--blocks", "4", "--length", "32")
+
+sys.path.insert(0, str(ROOT / "examples"))
+from common.byte_gpt import Text  # noqa: E402
+
+
+def command(launcher, config, out, *options):
+    return launcher(4, FOLDER / "train.py", "--config", FOLDER / f"{config}.json", "--out", out,
+                    *SMALL, *options)
+
+
+def losses(out, config):
+    return json.loads((out / f"history_{config}.json").read_text())["losses"]
+
+
+def train(*arguments):
+    done = run(command(*arguments))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step/s" in done.stdout or "s/step" in done.stdout  # the progress line
+    return done.stdout
+
+
+def test_torch_pipeline_trains_resumes_and_draws(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(torchrun, "config_fp32", whole, "--steps", "30")
+    said = train(torchrun, "config_fp8", whole, "--steps", "30", "--schedule", "interleaved1f1b")
+    assert "Ranks: connected by torch gloo" in said
+    expected, found = losses(whole, "config_fp32"), losses(whole, "config_fp8")
+    assert found[-1] < found[0] - 0.5 and found == pytest.approx(expected, abs=0.1)
+    for name in ("loss", "memory", "wire"):
+        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {whole / name}.png" in said
+    # In two parts, by the other launcher: the same bits.
+    launcher = mpirun if has_mpirun() else torchrun
+    schedule = ("--schedule", "interleaved1f1b")
+    train(launcher, "config_fp8", parts, "--steps", "6", "--save-every", "6", *schedule)
+    train(launcher, "config_fp8", parts, "--steps", "4", "--resume", *schedule)
+    assert losses(parts, "config_fp8") == found[:10]
+
+
+def test_torch_pipeline_says_what_is_wrong_once(tmp_path):
+    done = run(command(torchrun, "config", tmp_path, "--resume", "--steps", "1"))
+    told = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    assert done.returncode != 0 and len(told) == 1 and "checkpoint" in told[0]
+    assert "Traceback (most recent call last):\n  File \"" + str(FOLDER) not in done.stderr
+    done = run([sys.executable, FOLDER / "train.py", "--stages", "3"])
+    assert done.returncode == 2 and "--blocks 4 cannot be cut into 3" in done.stderr
+
+
+def test_a_resumed_run_reads_on():
+    text = Text(16, files=2)
+    numbered = list(itertools.islice(text.batches(0, 1, 3), 5))
+    for ours, expected in zip(itertools.islice(text.batches(3, 1, 3), 2), numbered[3:]):
+        assert all(torch.equal(o, e) for o, e in zip(ours, expected))
+    assert not torch.equal(text.batch(3, 0, 3)[0], numbered[3][0])  # another data rank's
+
+
+def demo(*options):
+    return subprocess.run([ROOT / "scripts" / "demo.sh", *options], capture_output=True, text=True,
+                          timeout=60)
+
+
+def test_demo_explains_itself():
+    assert demo("--help").returncode == 0 and "--mpi" in demo("--help").stdout
+    missing = demo("--config", "absent.json")
+    assert missing.returncode == 2 and "absent.json" in missing.stderr
