@@ -13,6 +13,8 @@ FP8 gradients and state). Draws both: out/loss.png, out/memory.png, out/wire.png
 
   --steps N    steps of each run (default 150)
   --mpi        the C++ example instead: two ranks of mpirun, no Python in the training; writes to out/mpi
+
+ZEROFP8_SKIP_APT=1 leaves the system's packages as they are (needed: those listed in scripts/setup.sh).
 TEXT
 }
 
@@ -58,6 +60,11 @@ stop() {
 trap clean EXIT
 trap stop INT TERM
 
+reason() {  # file: the trainer's own line, else what torchrun says of the first rank that ended, else the last lines
+  grep -m1 '^train_pipeline.py: ' "$1" ||
+    sed -n '/^Root Cause/,${/rank  *:/p;/Signal/p}' "$1" | grep . || tail -n 5 "$1"
+}
+
 # In the background, so that a signal to this script alone is acted on at once. Ranks write warnings and errors to stderr, kept in a file.
 train() {  # config, options...
   local log code=0
@@ -69,7 +76,7 @@ train() {  # config, options...
   child=
   [ $code -eq 0 ] && return
   say "training failed" >&2
-  { grep -m1 '^train_pipeline.py: ' "$log" || grep -m3 -E 'error: |Error' "$log" || tail -n 5 "$log"; } >&2
+  reason "$log" >&2
   echo "all messages: $log" >&2
   exit 1
 }

@@ -1,5 +1,6 @@
 # Sourced by the demos and tests: installs what is missing on Debian or Ubuntu, makes a virtual environment
-# in .venv, and leaves CPUS and, with install_torch, TORCH_DIR set. Needs root (or sudo) only if a package is missing.
+# in .venv, and leaves CPUS and, with install_torch, TORCH_DIR set. Needs root (or sudo) only if a package is missing;
+# ZEROFP8_SKIP_APT=1 leaves the system's packages as they are.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
@@ -55,4 +56,4 @@ install_torch() {
 
 # Open MPI refuses to run as root without these; ranks may outnumber cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1
-install_packages
+[ "${ZEROFP8_SKIP_APT:-0}" = 1 ] || install_packages

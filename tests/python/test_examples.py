@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,12 +71,56 @@ def test_a_resumed_run_reads_on():
     assert not torch.equal(text.batch(3, 0, 3)[0], numbered[3][0])  # another data rank's
 
 
-def demo(*options):
-    return subprocess.run([ROOT / "scripts" / "demo.sh", *options], capture_output=True, text=True,
-                          timeout=60)
+DEMO = ROOT / "scripts" / "demo.sh"
+
+
+def demo(*options, **environment):
+    return subprocess.run([DEMO, *options], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **environment})
 
 
 def test_demo_explains_itself():
     assert demo("--help").returncode == 0 and "--mpi" in demo("--help").stdout
     missing = demo("--config", "absent.json")
     assert missing.returncode == 2 and "absent.json" in missing.stderr
+
+
+@pytest.fixture
+def fake_environment(tmp_path):
+    """A virtual environment in which everything is installed, and torchrun does what it is told."""
+    (tmp_path / "bin").mkdir()
+    python, pip = tmp_path / "bin" / "python", tmp_path / "bin" / "pip"
+    python.write_text('#!/bin/bash\ncase "$*" in *torch.distributed.run*)\n'
+                      'echo "$TORCHRUN_SAYS" >&2; echo begun; $TORCHRUN_DOES; exit 1;; esac\n')
+    pip.write_text("#!/bin/bash\n")
+    for program in (python, pip):
+        program.chmod(0o755)
+    return {"ZEROFP8_VENV": str(tmp_path), "ZEROFP8_SKIP_APT": "1", "TORCHRUN_DOES": "true"}
+
+
+WALL = "E1129 failed (exitcode: -9)\nTraceback (most recent call last):\n" + "  File\n" * 30
+WALL += "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+ROOT_CAUSE = ("Root Cause (first observed failure):\n[0]:\n  time      : now\n"
+              "  rank      : 3 (local_rank: 3)\n  exitcode  : -9\n  traceback : Signal 9 (SIGKILL) received by PID 15484\n====")
+
+
+@pytest.mark.parametrize("says, reason", [
+    (f"noise\ntrain_pipeline.py: rank 2: ConfigError: wrong\n{WALL}", "rank 2: ConfigError: wrong"),
+    (WALL + ROOT_CAUSE, "Signal 9 (SIGKILL)"), (WALL + "the last line", "the last line")])
+def test_demo_tells_the_reason_and_no_more(fake_environment, says, reason):
+    done = demo(TORCHRUN_SAYS=says, **fake_environment)
+    assert done.returncode == 1 and reason in done.stderr
+    assert len(done.stderr.splitlines()) <= 10 and "all messages: " in done.stderr
+
+
+def test_a_signal_ends_the_demo_and_its_ranks(fake_environment, tmp_path):
+    fake_environment["TORCHRUN_DOES"] = "exec sleep 77"
+    process = subprocess.Popen([DEMO], env={**os.environ, **fake_environment}, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while "begun" not in process.stdout.readline():
+        assert process.poll() is None
+    child = int(subprocess.check_output(["pgrep", "-P", str(process.pid), "sleep"]))
+    process.send_signal(signal.SIGTERM)
+    assert "interrupted" in process.communicate(timeout=20)[1] and process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
