@@ -57,5 +57,4 @@ PYBIND11_MODULE(_mpi, m) {
       .def("propose", &MpiWorld::propose)
       .def("reserve", &MpiWorld::reserve, py::arg("context"))
       .def("open", &MpiWorld::open, py::arg("members"), py::arg("context"), py::arg("timeout"));
-  m.def("abort", &zerofp8::abort_mpi, py::arg("code"));
 }

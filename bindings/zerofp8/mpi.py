@@ -6,7 +6,6 @@ know of each other before they can send messages.
 
 import atexit
 import importlib
-import sys
 import time
 
 import torch.distributed as dist
@@ -101,31 +100,22 @@ def _start():
     if (world.rank, world.size) != (dist.get_rank(), dist.get_world_size()):
         raise CommError(
             f"torch.distributed has rank {dist.get_rank()} of {dist.get_world_size()}, MPI has "
-            f"rank {world.rank} of {world.size}; start with the mpirun of the MPI library that zerofp8 "
-            "was built with, and give torch.distributed its numbers (zerofp8.init_distributed())")
+            f"rank {world.rank} of {world.size}; start with the mpirun of the MPI library that "
+            "zerofp8 was built with, and give torch.distributed its numbers "
+            "(zerofp8.init_distributed())")
     _world = world
     atexit.register(_stop)
-    _abort_on_exceptions()
     return world
 
 
 def _stop():
-    """MPI has to be ended before the process, or mpirun takes it for a crash."""
+    """MPI has to be ended before the process, or mpirun takes it for a crash.
+
+    A rank that an exception ends comes here, too: closing tells the others, whose next collective
+    is then an error instead of a wait for ever.
+    """
     global _world
     from .optimizer import close_all
 
     close_all()
     _world = None
-
-
-def _abort_on_exceptions():
-    """An exception that ends this rank ends all: ending MPI would wait for the others for ever."""
-    before = sys.excepthook
-
-    def report_and_abort(*error):
-        before(*error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        _module().abort(1)
-
-    sys.excepthook = report_and_abort

@@ -302,10 +302,6 @@ std::shared_ptr<Transport> make_mpi_transport(std::size_t chunk_bytes) {
   return std::make_shared<MpiTransport>(chunk_bytes);
 }
 
-void abort_mpi(int code) {
-  if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, code);
-}
-
 std::unique_ptr<Communicator> make_mpi_communicator(std::size_t chunk_bytes) {
   return make_p2p_communicator(make_mpi_transport(chunk_bytes));
 }

@@ -13,9 +13,7 @@ class Transport;
 // With another chunk size, so that tests can split small payloads.
 std::unique_ptr<Communicator> make_mpi_communicator(std::size_t chunk_bytes);
 
-// These two exist only where zerofp8 is built with MPI.
+// Exists only where zerofp8 is built with MPI.
 std::shared_ptr<Transport> make_mpi_transport(std::size_t chunk_bytes);
-// Ends all ranks of the job.
-void abort_mpi(int code);
 
 }  // namespace zerofp8

@@ -42,13 +42,13 @@ def test_pipelines_over_mpi():
 
 @needs_mpi
 def test_a_rank_that_fails_ends_all():
-    done = run(mpirun(2, "job_failing.py"), timeout=50)
+    done = run(mpirun(2, "job_failing.py"), timeout=150)
     assert done.returncode != 0 and "the batch of rank 1 is broken" in done.stderr
 
 
 @needs_mpi
 def test_ranks_that_say_different_backends():
-    done = run(mpirun(2, "job.py", "mpi", "torch"), timeout=50)
+    done = run(mpirun(2, "job.py", "mpi", "torch"), timeout=150)
     assert done.returncode != 0
     assert "/zerofp8/comm_backend" in done.stderr and '"torch" on rank 1' in done.stderr
 

@@ -101,7 +101,8 @@ def fake_environment(tmp_path):
 WALL = "E1129 failed (exitcode: -9)\nTraceback (most recent call last):\n" + "  File\n" * 30
 WALL += "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
 ROOT_CAUSE = ("Root Cause (first observed failure):\n[0]:\n  time      : now\n"
-              "  rank      : 3 (local_rank: 3)\n  exitcode  : -9\n  traceback : Signal 9 (SIGKILL) received by PID 15484\n====")
+              "  rank      : 3 (local_rank: 3)\n  exitcode  : -9\n"
+              "  traceback : Signal 9 (SIGKILL) received by PID 15484\n====")
 
 
 @pytest.mark.parametrize("says, reason", [
