@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The C++ example, from a fresh Debian or Ubuntu machine: installs, builds, trains on two ranks of mpirun. scripts/demo.sh --mpi runs this.
 # Pictures and figures go to out/mpi. Options are passed on to the trainer, e.g. scripts/demo.sh --mpi --steps 500.
+case ${1-} in -h | --help) sed -n '2,3s/^# //p' "${BASH_SOURCE[0]}"; exit ;; esac
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 install_torch
 say "building (build/demo)"

@@ -9,7 +9,7 @@ usage: scripts/demo.sh [--config FILE] [options of examples/deepspeed/train_pipe
 
 Installs what is missing (Debian or Ubuntu packages, a virtual environment in .venv with torch and DeepSpeed), builds the Python package, and trains a
 byte-level GPT with DeepSpeed's pipeline engine: 2 stages x 2 data ranks on this machine's CPUs, first in FP32, then with --config (default: bf16 weights,
-FP8 gradients and state). Draws both: out/loss.png, out/memory.png, out/wire.png. A second call takes a minute.
+FP8 gradients and state). Draws both: out/loss.png, out/memory.png, out/wire.png. A second call takes a minute or two.
 
   --steps N    steps of each run (default 150)
   --mpi        the C++ example instead: two ranks of mpirun, no Python in the training; writes to out/mpi

@@ -80,7 +80,9 @@ def demo(*options, **environment):
 
 
 def test_demo_explains_itself():
-    assert demo("--help").returncode == 0 and "--mpi" in demo("--help").stdout
+    for options in (["--help"], ["--mpi", "--help"]):
+        done = demo(*options)
+        assert done.returncode == 0 and "--mpi" in done.stdout
     missing = demo("--config", "absent.json")
     assert missing.returncode == 2 and "absent.json" in missing.stderr
 
