@@ -4,7 +4,7 @@ set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 usage() {
   cat <<'TEXT'
-usage: scripts/demo.sh [--config FILE] [options of examples/deepspeed/train_pipeline.py]
+usage: scripts/demo.sh [--config FILE] [--out FOLDER] [options of examples/deepspeed/train_pipeline.py]
        scripts/demo.sh --mpi [options of the C++ trainer]
 
 Installs what is missing (Debian or Ubuntu packages, a virtual environment in .venv with torch and DeepSpeed), builds the Python package, and trains a
@@ -19,6 +19,7 @@ TEXT
 }
 
 config=$HERE/../examples/deepspeed/ds_config_fp8.json
+out=$HERE/../out
 options=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -26,16 +27,18 @@ while [ $# -gt 0 ]; do
     --mpi) shift; exec "$HERE/demo-mpi.sh" "$@" ;;
     --config) config=${2:?--config needs a file}; shift ;;
     --config=*) config=${1#*=} ;;
+    --out) out=${2:?--out needs a folder}; shift ;;
+    --out=*) out=${1#*=} ;;
     *) options+=("$1") ;;
   esac
   shift
 done
 [ -f "$config" ] || { echo "demo.sh: --config $config: there is no such file" >&2; exit 2; }
-config=$(realpath "$config")
+config=$(realpath "$config") out=$(realpath -m "$out")
 
 source "$HERE/setup.sh"
 LOGS=build/demo-logs
-mkdir -p "$LOGS" out
+mkdir -p "$LOGS" "$out"
 # DeepSpeed compiles an extension here. A run that was killed leaves a lock for which the next one would wait for ever.
 export DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$ROOT/build/torch_extensions
 rm -f "$TORCH_EXTENSIONS_DIR"/*/lock
@@ -70,7 +73,7 @@ train() {  # config, options...
   local log code=0
   log=$LOGS/$(basename "$1" .json).err
   "$VENV/bin/python" -m torch.distributed.run --standalone --nproc-per-node 4 \
-    examples/deepspeed/train_pipeline.py --out out --steps 150 --config "$@" 2>"$log" &
+    examples/deepspeed/train_pipeline.py --out "$out" --steps 150 --config "$@" 2>"$log" &
   child=$!
   wait "$child" || code=$?
   child=
@@ -87,6 +90,8 @@ child=$!
 say "building the Python package (about two minutes, once)"
 wait "$child" || { grep -m5 -E 'error|Error' "$LOGS/build.log" >&2; echo "all messages: $LOGS/build.log" >&2; exit 1; }
 child=
+"$VENV/bin/zerofp8" check "$config" >"$LOGS/check.log" 2>&1 || { cat "$LOGS/check.log" >&2; exit 2; }
+rm -f "$out"/history_*.json  # the pictures show this demo's runs
 say "training in FP32, to compare with (the first time DeepSpeed compiles an extension: a minute)"
 train examples/deepspeed/ds_config_fp32.json "${options[@]}"
 say "training with $(basename "$config")"

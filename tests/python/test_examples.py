@@ -75,7 +75,9 @@ DEMO = ROOT / "scripts" / "demo.sh"
 
 
 def demo(*options, **environment):
-    return subprocess.run([DEMO, *options], capture_output=True, text=True, timeout=60,
+    """The ended demo; `environment` may have OUT, a folder that is not the user's."""
+    out = ["--out", environment["OUT"]] if "OUT" in environment else []
+    return subprocess.run([DEMO, *out, *options], capture_output=True, text=True, timeout=60,
                           env={**os.environ, **environment})
 
 
@@ -91,13 +93,15 @@ def test_demo_explains_itself():
 def fake_environment(tmp_path):
     """A virtual environment in which everything is installed, and torchrun does what it is told."""
     (tmp_path / "bin").mkdir()
-    python, pip = tmp_path / "bin" / "python", tmp_path / "bin" / "pip"
-    python.write_text('#!/bin/bash\ncase "$*" in *torch.distributed.run*)\n'
-                      'echo "$TORCHRUN_SAYS" >&2; echo begun; $TORCHRUN_DOES; exit 1;; esac\n')
-    pip.write_text("#!/bin/bash\n")
-    for program in (python, pip):
+    torchrun = ('case "$*" in *torch.distributed.run*)\n'
+                'echo "$TORCHRUN_SAYS" >&2; echo begun; $TORCHRUN_DOES; exit 1;; esac\n')
+    for name, text in (("python", torchrun), ("pip", ""),
+                       ("zerofp8", 'echo "$CHECK_SAYS" >&2; [ -z "$CHECK_SAYS" ]\n')):
+        program = tmp_path / "bin" / name
+        program.write_text("#!/bin/bash\n" + text)
         program.chmod(0o755)
-    return {"ZEROFP8_VENV": str(tmp_path), "ZEROFP8_SKIP_APT": "1", "TORCHRUN_DOES": "true"}
+    return {"ZEROFP8_VENV": str(tmp_path), "ZEROFP8_SKIP_APT": "1", "TORCHRUN_DOES": "true",
+            "OUT": str(tmp_path / "out")}
 
 
 WALL = "E1129 failed (exitcode: -9)\nTraceback (most recent call last):\n" + "  File\n" * 30
@@ -116,9 +120,15 @@ def test_demo_tells_the_reason_and_no_more(fake_environment, says, reason):
     assert len(done.stderr.splitlines()) <= 10 and "all messages: " in done.stderr
 
 
+def test_demo_checks_the_config_first(fake_environment):
+    done = demo(CHECK_SAYS="/bf16/enabled: wrong", **fake_environment)
+    assert done.returncode == 2 and "/bf16/enabled: wrong" in done.stderr
+    assert "begun" not in done.stdout
+
+
 def test_a_signal_ends_the_demo_and_its_ranks(fake_environment, tmp_path):
     fake_environment["TORCHRUN_DOES"] = "exec sleep 77"
-    process = subprocess.Popen([DEMO], env={**os.environ, **fake_environment}, text=True,
+    process = subprocess.Popen([DEMO, "--out", tmp_path], env={**os.environ, **fake_environment}, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while "begun" not in process.stdout.readline():
         assert process.poll() is None
