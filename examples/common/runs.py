@@ -101,9 +101,10 @@ class History:
                     "losses": []}
         if options.resume and self.path.exists():
             before = json.loads(self.path.read_text())
-            kept = before["losses"][:start - before["first"]]
-            if before["job"] == self.run["job"] and before["first"] + len(kept) == start:
-                self.run.update(first=before["first"], losses=kept)
+            if before.get("job") == self.run["job"]:
+                kept = before["losses"][:start - before["first"]]
+                if before["first"] + len(kept) == start:
+                    self.run.update(first=before["first"], losses=kept)
 
     def write(self, losses, plan=None, report=None):
         """Add this run's losses, and what was planned and counted of memory and wire."""
@@ -119,7 +120,7 @@ class History:
 def read_histories(folder, job):
     """All runs of `folder` that trained the same model, FP32 first."""
     runs = [json.loads(p.read_text()) for p in sorted(folder.glob("history_*.json"))]
-    return sorted((r for r in runs if r["job"] == job), key=lambda r: not is_reference(r))
+    return sorted((r for r in runs if r.get("job") == job), key=lambda r: not is_reference(r))
 
 
 def summary(runs):
