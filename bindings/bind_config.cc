@@ -31,7 +31,8 @@ void bind_launch(py::module_& m) {
       .def_readonly("size", &LaunchEnv::size)
       .def_readonly("local_rank", &LaunchEnv::local_rank)
       .def_readonly("local_size", &LaunchEnv::local_size)
-      .def_readonly("source", &LaunchEnv::source);
+      .def_readonly("source", &LaunchEnv::source)
+      .def_readonly("by_mpi", &LaunchEnv::by_mpi);
   m.def(
       "detect_launch_env",
       [](const std::optional<std::map<std::string, std::string>>& environment) {

@@ -45,7 +45,10 @@ class PyEngine {
       : data_(std::move(a.data)),
         model_(std::move(a.model)),
         tied_(std::move(a.tied)),
-        reduce_(std::move(a.reduce)) {
+        reduce_(std::move(a.reduce)),
+        data_rank_(data_->rank()),
+        // A rank may share its part of the model with none and still be connected to other stages.
+        backend_((model_ && data_->size() == 1 ? model_ : data_)->backend()) {
     Groups groups{.data = data_.get(), .model = model_.get(), .reduce = {}, .tied = {}};
     for (const auto& [name, comm] : tied_) groups.tied[name] = comm.get();
     for (const auto& [name, group] : reduce_) {
@@ -61,13 +64,22 @@ class PyEngine {
     if (!engine_) throw ArgumentError("the engine is closed");
     return *engine_;
   }
-  void close() { engine_.reset(); }
-  int data_rank() const { return data_->rank(); }
+  // Gives the communicators back, too: MPI ends with the last of them.
+  void close() {
+    engine_.reset();
+    for (SharedComm* comm : {&data_, &model_}) comm->reset();
+    tied_.clear();
+    reduce_.clear();
+  }
+  int data_rank() const { return data_rank_; }
+  const std::string& backend() const { return backend_; }
 
  private:
   SharedComm data_, model_;
   std::map<std::string, SharedComm> tied_;
   std::map<std::string, std::pair<SharedComm, double>> reduce_;
+  int data_rank_;
+  std::string backend_;
   std::unique_ptr<Engine> engine_;
 };
 
@@ -245,6 +257,7 @@ void bind_engine(py::module_& m) {
            [](PyEngine& e, int i, const AdamOptions& options) { e.engine().group(i) = options; })
       .def("get_group", [](PyEngine& e, int i) { return e.engine().group(i); })
       .def("data_rank", &PyEngine::data_rank)
+      .def("backend", &PyEngine::backend)
       .def("applied_steps", [](PyEngine& e) { return e.engine().applied_steps(); })
       .def("skipped_steps", [](PyEngine& e) { return e.engine().skipped_steps(); })
       .def("step_of", [](PyEngine& e, int parameter) { return e.engine().step_of(parameter); })

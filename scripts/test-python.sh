@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # Builds the Python package, installs it into the virtual environment and runs its tests.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-install_torch
-"$VENV/bin/python" -c 'import pytest, sklearn, tqdm, scikit_build_core, importlib.metadata as m; m.version("deepspeed")' 2>/dev/null ||
-  "$VENV/bin/pip" install --quiet --disable-pip-version-check -r requirements-dev.txt
-say "building the Python package"
-CMAKE_BUILD_PARALLEL_LEVEL=${ZEROFP8_JOBS:-$(nproc)} \
-  "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation --no-deps .
+install_python requirements-dev.txt torch numpy matplotlib pytest sklearn tqdm scikit_build_core deepspeed
+build_package
 say "testing the Python package"
 # Tests start ranks as processes. One that fails is run once more, alone, so that a machine that stalls for
 # half a minute does not fail the suite; what fails twice fails it.

@@ -2,7 +2,7 @@
 # All tests, from a fresh Debian or Ubuntu machine. ZEROFP8_FULL=1 (set by CI) adds the slow ones, the
 # sanitizer builds and a short run of the example.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-JOBS=${ZEROFP8_JOBS:-$(nproc)}
+JOBS=${ZEROFP8_JOBS:-$CPUS}
 
 build_and_test() {  # preset, target list, ctest arguments...
   local preset=$1 targets=$2

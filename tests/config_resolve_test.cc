@@ -259,6 +259,10 @@ TEST(Master, BitsBesideAnFp32WeightAreAWarning) {
 TEST(NotYet, IsToldApartFromMistakes) {
   EXPECT_THROW(settings_of(R"({"zerofp8":{"overrides":[{"pattern":"*"}]}})"), UnsupportedError);
   EXPECT_NO_THROW(settings_of(R"({"zerofp8":{"overrides":[]}})"));
+  EXPECT_THROW(settings_of(R"({"zerofp8":{"comm_backend":"nccl"}})"), UnsupportedError);
+  for (const char* backend : {"auto", "torch", "mpi"}) {
+    EXPECT_NO_THROW(settings_of(std::string(R"({"zerofp8":{"comm_backend":")") + backend + "\"}}"));
+  }
   EXPECT_THROW(settings_of(R"({"zero_optimization":{"stage":3}})"), UnsupportedError);
 }
 

@@ -2,14 +2,38 @@
 
 import json
 import os
+import re
 
 import torch
 
 from . import _C
-from .errors import ConfigError
+from .errors import ConfigError, UnsupportedError
 from .parameters import DTYPES, as_tuple
 
 _ADAM_KEYS = ("lr", "eps", "weight_decay")
+
+
+def level_of(config, opt_level):
+    """MS-AMP's third argument is the level: ``initialize(model, optimizer, "O1")``.
+
+    Returns
+    -------
+    config, opt_level
+        With a level in the config's place moved to its own.
+    """
+    if not isinstance(config, str) or not re.fullmatch(r"O\d", config):
+        return config, opt_level
+    if opt_level not in (None, config):
+        raise ConfigError("opt_level", f"{config} as the third argument and {opt_level} by name",
+                          "one of the two", "remove one")
+    return None, config
+
+
+def refuse_transformer_engine(use_te):
+    """MS-AMP's argument that replaces the model's layers."""
+    if use_te:
+        raise UnsupportedError("use_te", str(use_te), "False",
+                               "zerofp8 does not replace layers: remove it")
 
 
 def load(config, parameters):

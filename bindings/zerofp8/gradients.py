@@ -7,7 +7,7 @@ import torch
 
 from .errors import ArgumentError, ConfigError
 from .main_grad import MainGrads
-from .parameters import DTYPES
+from .parameters import DTYPES, check_forward
 from .taken import TakenGradient
 
 
@@ -176,6 +176,7 @@ def _output_watcher(taker, model):
     def watch(module, inputs, output):
         if module is not watched() or not torch.is_grad_enabled():
             return
+        check_forward()
         for tensor in _tensors_of(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(backward_begins)

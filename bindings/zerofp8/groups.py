@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from . import _C
+from . import _C, mpi
 from .errors import CommError, ConfigError, Error
 
 _calls = 0  # of exchange() in this process: all ranks call initialize() in the same order
@@ -147,29 +147,55 @@ def model_ranks(records, rank):
     return sorted({t for s in stages for t in records[s]["layout"]["tensor"]})
 
 
-def communicator(ranks, timeout, backend="gloo"):
+def choose_backend(config):
+    """What connects the ranks: "torch", or "mpi" if the config says so and it can run here.
+
+    Parameters
+    ----------
+    config : zerofp8._C.Config
+    """
+    written = json.loads(config.canonical()).get("zerofp8", {}).get("comm_backend", "auto")
+    if written != "mpi":
+        return "torch"
+    mpi.check()
+    return "mpi"
+
+
+def check_same_backend(records):
+    """Ranks that wait for each other in different libraries would wait for ever."""
+    chosen = {r: record["backend"] for r, record in records.items()}
+    if len(set(chosen.values())) > 1:
+        raise ConfigError(mpi.KEY, ", ".join(f'"{b}" on rank {r}' for r, b in chosen.items()),
+                          "the same on all ranks", "pass the same config to all ranks")
+
+
+def communicator(ranks, timeout, backend="torch"):
     """A communicator of zerofp8's own over these global ranks; called by all of them.
 
     Parameters
     ----------
     ranks : list of int
-        Global ranks; ranks within the communicator follow their order.
+        Global ranks; ranks within the communicator are in ascending order of these, as in torch.
     timeout : float
         Seconds for one collective.
+    backend : {"torch", "mpi"}
+        As `choose_backend` gives it; the same on all ranks.
     """
+    ranks = sorted(ranks)
     if len(ranks) == 1:
         return _C.self_communicator()
     if not dist.is_initialized():
         raise Error("torch.distributed is not initialised; call zerofp8.init_distributed() first")
+    if backend == "mpi":
+        return mpi.communicator(ranks, timeout, _read)
 
     def make_group(members):
-        return _new_group([ranks[m] for m in members], timeout, backend).group_name
+        return _new_group([ranks[m] for m in members], timeout).group_name
 
-    return _C.process_group_communicator(_new_group(ranks, timeout, backend).group_name, timeout,
-                                         make_group)
+    return _C.process_group_communicator(_new_group(ranks, timeout).group_name, timeout, make_group)
 
 
-def _new_group(ranks, timeout, backend):
+def _new_group(ranks, timeout):
     """A new process group of these global ranks, made by them alone.
 
     torch would name it after the number of groups that the calling rank is in. That differs between
@@ -184,7 +210,7 @@ def _new_group(ranks, timeout, backend):
     torchs = c10d._process_group_name
     c10d._process_group_name = lambda ranks, use_hashed_name: name
     try:
-        return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend=backend,
+        return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo",
                               use_local_synchronization=True)
     finally:
         c10d._process_group_name = torchs

@@ -19,7 +19,7 @@ logger = logging.getLogger("zerofp8")
 
 def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_group=None,
                pipeline_parallel_group=None, tensor_parallel_group=None, loss_is_divided=None,
-               timeout=600.0):
+               timeout=600.0, use_te=False):
     """Put a model's training into the hands of the engine. Collective over all given groups.
 
     Parameters
@@ -34,7 +34,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
         its gradients are averaged, and its state sharded, over these ranks. ``"reduce_divisor"``
         is what their sum is divided by in place of the group's size.
     config : str, os.PathLike, dict or None
-        DeepSpeed-style JSON. None: defaults, with the model's dtype.
+        DeepSpeed-style JSON. None: defaults, with the model's dtype. A level here ("O1") is taken
+        for `opt_level`, as in MS-AMP.
     opt_level : {"O0", "O1", "O2", "O3"}, optional
         Preset of all dtypes; has to agree with the config if that has one.
     data_parallel_group : torch.distributed.ProcessGroup, optional
@@ -49,6 +50,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
         with A > 1.
     timeout : float
         Seconds after which a collective is a CommError that names the absent ranks.
+    use_te : bool
+        MS-AMP's; only False.
 
     Returns
     -------
@@ -73,6 +76,7 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     >>> optimizer.step().applied
     True
     """
+    configs.refuse_transformer_engine(use_te)
     return start(model, optimizer, config, (data_parallel_group, pipeline_parallel_group,
                                             tensor_parallel_group),
                  opt_level=opt_level, loss_is_divided=loss_is_divided, timeout=timeout)
@@ -94,8 +98,10 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
         "tied": {} if prepared is None else prepared.tied,
         "reduce": [] if prepared is None else prepared.reduce,
         "partial": [] if prepared is None else prepared.partial,
+        "backend": None if prepared is None else prepared.backend,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
+    groups.check_same_backend(records)
     reduce_groups.check_same(records)
     check_partial(records)
     return model, prepared.finish(records, timeout)
@@ -105,6 +111,7 @@ class _Prepared:
     """What one rank can check by itself; nothing is allocated and nothing is sent."""
 
     def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration):
+        config, opt_level = configs.level_of(config, opt_level)
         check_model(model)
         check_template(template)
         self.model, self.template, self.layout = model, template, layout
@@ -120,6 +127,7 @@ class _Prepared:
         configs.check_against_template(self.config, template, self.options)
         sizes = len(layout.data), len(layout.pipeline), len(layout.tensor)
         self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
+        self.backend = groups.choose_backend(self.config)
         self.integration = integration or integrations.choose(len(layout.pipeline))
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
@@ -141,9 +149,10 @@ class _Prepared:
     def finish(self, records, timeout):
         """Make communicators and the engine, hook the parameters."""
         layout = self.layout
-        data = groups.communicator(layout.data, timeout)
+        data = groups.communicator(layout.data, timeout, self.backend)
         model_ranks = groups.model_ranks(records, layout.rank)
-        model = groups.communicator(model_ranks, timeout) if len(model_ranks) > 1 else None
+        model = (groups.communicator(model_ranks, timeout, self.backend)
+                 if len(model_ranks) > 1 else None)
         tied, first_holder = self._tied_groups(records, timeout)
         reduce = self._reduce_groups(timeout)
         self._agree_on_weights(records, data, tied, reduce, timeout)
@@ -157,13 +166,13 @@ class _Prepared:
             logger.info("zerofp8: %s", configs.description(self.options))
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
-                         self.decoupled)
+                         self.decoupled, has_loss=layout.rank == layout.pipeline[-1])
 
     def _summed_groups(self, tied, timeout):
         """Communicators of the copies whose gradients are added up, by the engine's name."""
         summed = {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}
         if self.partial:
-            tensor = groups.communicator(self.layout.tensor, timeout)
+            tensor = groups.communicator(self.layout.tensor, timeout, self.backend)
             summed.update((n.tied_key, tensor) for n in self.parameters if n.partial)
         return summed
 
@@ -201,7 +210,8 @@ class _Prepared:
     def _reduce_groups(self, timeout):
         """Communicator and divisor by the engine's name of a group; one for the same ranks."""
         ranks = sorted({tuple(entry[0]) for entry in self.reduce if entry is not None})
-        comms = {r: groups.communicator(list(r), timeout) for r in ranks}  # in one order everywhere
+        # Sorted, so that all ranks make them in one order.
+        comms = {r: groups.communicator(list(r), timeout, self.backend) for r in ranks}
         return {reduce_groups.name_of(i): (comms[tuple(entry[0])], entry[1])
                 for i, entry in enumerate(self.reduce) if entry is not None}
 
@@ -212,7 +222,7 @@ class _Prepared:
         for name in names:
             holders = [r for r in self.layout.pipeline if name in records[r]["tied"]]
             if self.layout.rank in holders:
-                tied[name] = groups.communicator(holders, timeout)
+                tied[name] = groups.communicator(holders, timeout, self.backend)
                 first_holder[name] = holders[0] == self.layout.rank
         return tied, first_holder
 

@@ -1,5 +1,6 @@
 """The optimizer that ``initialize`` returns."""
 
+import weakref
 from contextlib import contextmanager
 
 import torch
@@ -9,6 +10,15 @@ from .parameters import adam_options, as_tuple
 from .plan import Plan
 from . import state
 from .weights import WeightWatch
+
+
+_made = weakref.WeakSet()
+
+
+def close_all():
+    """Close every optimizer that is still there, at the end of the process."""
+    for optimizer in list(_made):
+        optimizer.close()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -26,7 +36,7 @@ class Optimizer(torch.optim.Optimizer):
         Which dtype every part uses, stage, micro-batches per step.
     """
 
-    def __init__(self, template, engine, parameters, taker, settings, decoupled):
+    def __init__(self, template, engine, parameters, taker, settings, decoupled, has_loss=True):
         super().__init__(template.param_groups, dict(template.defaults))
         self._engine = engine
         self._parameters = parameters
@@ -36,12 +46,14 @@ class Optimizer(torch.optim.Optimizer):
         self._trainer_scales_grads = taker.integration.trainer_scales_grads
         self._pushed = [None] * len(self.param_groups)
         self._scale_was_asked = False
+        self._has_loss = has_loss  # stages before the last get gradients that are scaled already
         self._watch = WeightWatch(engine, parameters)
         self._reduced = False
         self._frozen_groups = True
         self.settings = settings
         self.last_report = None
         taker.owner = self
+        _made.add(self)
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -79,7 +91,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _prepare(self):
         self._taker.take_leftovers()
-        if self.settings.loss_scaling and self._taker.dirty and not self._scale_was_asked:
+        unscaled = self._has_loss and not self._scale_was_asked
+        if self.settings.loss_scaling and self._taker.dirty and unscaled:
             raise ArgumentError(
                 "fp16 with a loss scale, but the loss was not scaled: call optimizer.backward(loss) "
                 "instead of loss.backward(), or optimizer.scale(loss).backward()")

@@ -111,13 +111,26 @@ def check_model(model):
     for module in model.modules():
         kind = type(module).__name__
         if kind in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
-            raise ConfigError(
-                "model", f"a module wrapped in {kind}, which reduces gradients itself",
-                "the bare module", "remove the wrapper: zerofp8 reduces and shards")
+            raise _wrapped(kind)
     for name, p in model.named_parameters():
         if type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor":
             raise ConfigError("model", f"parameter \"{name}\" is a DTensor (fully_shard or tensor "
                               "parallel)", "plain parameters", "do not shard it: zerofp8 does")
+
+
+def check_forward():
+    """Refuse a model that was wrapped after ``initialize``; called in its forward pass.
+
+    DDP would put its own average into ``p.grad`` after zerofp8 has taken the gradient.
+    """
+    kind = torch.nn.parallel.DistributedDataParallel
+    if getattr(kind, "_active_ddp_module", None) is not None:
+        raise _wrapped(kind.__name__)
+
+
+def _wrapped(kind):
+    return ConfigError("model", f"a module wrapped in {kind}, which reduces gradients itself",
+                       "the bare module", "remove the wrapper: zerofp8 reduces and shards")
 
 
 def check_template(optimizer):

@@ -14,11 +14,17 @@ class Plan:
         self.integration = integration.name
 
     def __str__(self):
-        return f"{self._engine.plan_table()}\nTrainer: {self.integration}"
+        return (f"{self._engine.plan_table()}\nTrainer: {self.integration}\n"
+                f"Ranks: connected by {self.connected_by}")
 
     def as_dict(self):
         """All rows and collectives; bytes are per rank."""
         return json.loads(self._engine.plan_json())
+
+    @property
+    def connected_by(self):
+        """What carries the collectives: ``"torch gloo"``, ``"mpi"``, ``"self"`` for one rank."""
+        return self._engine.backend()
 
     @property
     def state_bytes(self):

@@ -298,8 +298,12 @@ class MpiTransport final : public Transport {
 
 }  // namespace
 
+std::shared_ptr<Transport> make_mpi_transport(std::size_t chunk_bytes) {
+  return std::make_shared<MpiTransport>(chunk_bytes);
+}
+
 std::unique_ptr<Communicator> make_mpi_communicator(std::size_t chunk_bytes) {
-  return make_p2p_communicator(std::make_shared<MpiTransport>(chunk_bytes));
+  return make_p2p_communicator(make_mpi_transport(chunk_bytes));
 }
 
 std::unique_ptr<Communicator> make_mpi_communicator() {

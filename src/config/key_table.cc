@@ -221,8 +221,10 @@ constexpr Key kKeys[] = {
      "ranks."},
     {"/zerofp8/pipeline_parallel", kChoice, "auto", one_of("auto"), kOurs,
      "Which pipeline engine is in use; found from the launch."},
-    {"/zerofp8/comm_backend", kChoice, "auto", one_of("auto"), kOurs,
-     "Which communicator carries the collectives; found from the launch."},
+    {"/zerofp8/comm_backend", kChoice, "auto", one_of("auto|torch|mpi|nccl"), kOurs,
+     "What carries the collectives under Python: \"torch\" (= \"auto\") its process groups, "
+     "\"mpi\" "
+     "Open MPI, under mpirun; \"nccl\" not yet. In C++ the program makes the communicator."},
     {"/zerofp8/overrides", kList, "[]", any(), kOurs,
      "Settings per parameter pattern; must be empty so far."},
     // Read by the trainer.

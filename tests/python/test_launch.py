@@ -1,48 +1,29 @@
 """Launchers: torchrun, mpirun, none; the command; what is installed."""
 
-import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launchers import HERE, has_mpirun, lines, mpirun, torchrun
 
 import zerofp8
 from zerofp8 import _C
 
-HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-def launch(*command, **environment):
-    done = subprocess.run([*command, HERE / "job.py"], env={**ENVIRONMENT, **environment},
-                          capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
-    return sorted(lines, key=lambda line: line["rank"])
-
-
-def torchrun(ranks):
-    return launch(sys.executable, "-m", "torch.distributed.run", "--standalone",
-                  f"--nproc-per-node={ranks}")
-
 
 def test_same_losses_under_torchrun_and_mpirun():
-    by_torchrun = torchrun(2)
+    by_torchrun = lines(torchrun(2, "job.py"))
     assert [r["source"] for r in by_torchrun] == ["torchrun"] * 2
     assert [(r["rank"], r["size"], r["local_rank"]) for r in by_torchrun] == [(0, 2, 0), (1, 2, 1)]
-    if shutil.which("mpirun") is None:
+    if not has_mpirun():
         pytest.skip("no mpirun")
-    by_mpirun = launch("mpirun", "--oversubscribe", "-np", "2", sys.executable)
+    by_mpirun = lines(mpirun(2, "job.py"))
     assert [r["source"] for r in by_mpirun] == ["Open MPI"] * 2
     assert [r["losses"] for r in by_mpirun] == [r["losses"] for r in by_torchrun]
 
 
 def test_no_launcher():
-    (alone,) = launch(sys.executable)
+    (alone,) = lines([sys.executable, HERE / "job.py"])
     assert alone["source"] == "no launcher" and alone["size"] == 1
 
 

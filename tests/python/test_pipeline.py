@@ -12,7 +12,7 @@ import zerofp8
 
 VOCABULARY, WIDTH, LENGTH, BLOCKS = 20, 16, 6, 4
 BATCH, PARTS, STEPS, LR = 16, 8, 20, 2e-3  # PARTS micro-batches over all data ranks
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Head(nn.Module):
@@ -101,7 +101,9 @@ class Trainer:
             return
         steps = [PipelineStage(p, m, stages * virtual, torch.device("cpu"), group=self.pipeline)
                  for p, m in zip(self.parts, mine)]
-        self.schedule = schedule(steps[0] if virtual == 1 else steps, self.micro, loss_fn=loss_function)
+        self.schedule = schedule(
+            steps[0] if virtual == 1 else steps, self.micro,
+            loss_fn=lambda out, y: self.optimizer.scale(loss_function(out, y)))
         self.last = self.stage == stages - 1
 
     def forward_backward(self, step):
@@ -187,6 +189,15 @@ def test_narrow_accumulators_train(accumulation):
     results = run_ranks(4, run_pipeline, 2, 2, "bf16", config, Schedule1F1B, STEPS)
     losses = results[0]["losses"]
     assert losses[-1] < 0.9 * losses[0]
+
+
+def test_fp16_needs_the_scale_on_the_last_stage_only():
+    config = config_of("fp16", 1, "fp32")
+    config["fp16"]["initial_scale_power"] = 10
+    results = run_ranks(4, run_pipeline, 2, 2, "fp16", config, Schedule1F1B, 3)
+    for result in results:
+        assert result["applied"] and max(result["errors"]) <= 4e-3
+        assert result["norm"] == pytest.approx(result["expected norm"], rel=2e-3)
 
 
 @pytest.mark.parametrize("dtype, bound", [("fp32", 1e-5), ("bf16", 1e-3)])

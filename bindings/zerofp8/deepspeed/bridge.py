@@ -83,7 +83,6 @@ class EngineOptimizer(ZeROOptimizer):
 
     def update_hp_grads(self, clear_lp_grads=False):
         """The end of a micro-batch on the first stages of a pipeline."""
-        self.optimizer._scale_was_asked = True  # by the last stage, which has the loss
         self.optimizer._taker.end_micro_batch()
 
     def clear_lp_grads(self, set_to_none=False):

@@ -1,4 +1,4 @@
-"""A byte-level GPT as the layers of a pipeline, and the text that it reads."""
+"""A byte-level GPT as a list of layers, to be cut into pipeline stages, and the text it reads."""
 
 import sysconfig
 from pathlib import Path
@@ -47,22 +47,14 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def head(embedding, x):
+def logits(embedding, x):
+    """The head: an Embedding, used the other way round."""
     return x @ embedding.weight.t()
 
 
 def loss_fn(logits, targets):
     """Nats per byte."""
     return F.cross_entropy(logits.float().reshape(-1, VOCAB), targets.reshape(-1))
-
-
-def layers(width, blocks, heads, length):
-    from deepspeed.pipe import LayerSpec, TiedLayerSpec
-
-    return [TiedLayerSpec("embedding", Embedding, width), LayerSpec(Position, width, length),
-            *(LayerSpec(Block, width, heads) for _ in range(blocks)),
-            LayerSpec(nn.LayerNorm, width),
-            TiedLayerSpec("embedding", Embedding, width, forward_fn=head)]
 
 
 class Text:
@@ -83,10 +75,19 @@ class Text:
         self.bytes = torch.frombuffer(bytearray(data), dtype=torch.uint8).long()
         self.length = length
 
-    def batches(self, data_rank, size, seed):
-        """Endless (inputs, targets) of ``(size, length)`` for one data rank."""
-        generator = torch.Generator().manual_seed(seed * 1000 + data_rank)
+    def batch(self, index, data_rank, size):
+        """Inputs and targets, ``(size, length)`` each, of one micro-batch of one data rank.
+
+        A function of its arguments, so that a resumed run reads on where the first one stopped.
+        """
+        generator = torch.Generator().manual_seed(index * 65536 + data_rank)
+        starts = torch.randint(len(self.bytes) - self.length - 1, (size,), generator=generator)
+        rows = torch.stack([self.bytes[s:s + self.length + 1] for s in starts])
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def batches(self, first, data_rank, size):
+        """Endless micro-batches of one data rank, from number `first` on."""
+        index = first
         while True:
-            starts = torch.randint(len(self.bytes) - self.length - 1, (size,), generator=generator)
-            rows = torch.stack([self.bytes[s:s + self.length + 1] for s in starts])
-            yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+            yield self.batch(index, data_rank, size)
+            index += 1

@@ -1,0 +1,13 @@
+"""Communicators over Open MPI; there only if MPI was found when the package was built."""
+
+from ._C import Communicator
+
+class World:
+    """All ranks of MPI_COMM_WORLD; starts MPI, and ends it when it and its communicators are gone."""
+
+    rank: int
+    size: int
+    def __init__(self) -> None: ...
+    def propose(self) -> int: ...
+    def reserve(self, context: int) -> bool: ...
+    def open(self, members: list[int], context: int, timeout: float) -> Communicator: ...

@@ -1,0 +1,41 @@
+"""Starts jobs as users do, with torchrun or mpirun."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def run(command, timeout=200, **environment):
+    """The ended process; its output is text."""
+    return subprocess.run([str(c) for c in command], env={**ENVIRONMENT, **environment},
+                          capture_output=True, text=True, timeout=timeout)
+
+
+def torchrun(ranks, script, *arguments):
+    """The command that starts `script` of this folder, or any path."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={ranks}", HERE / script, *arguments]
+
+
+def mpirun(ranks, script, *arguments):
+    return ["mpirun", "--oversubscribe", "-np", str(ranks), sys.executable, HERE / script,
+            *arguments]
+
+
+def has_mpirun():
+    return shutil.which("mpirun") is not None
+
+
+def lines(command):
+    """The line of JSON that each rank prints, in the order of ranks."""
+    done = run(command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
+    return sorted(found, key=lambda line: line["rank"])
