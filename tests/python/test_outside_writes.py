@@ -34,15 +34,15 @@ def train(write, level, dtype="bf16", steps=60, extra=None):
     """Bits of the weights after steps of far less than a unit in the last place each."""
     torch.manual_seed(0)
     model, optimizer = start(Scaled(), level, dtype=dtype, extra=extra)
-    began = [p.detach().clone() for p in model.parameters()]
-    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).to(began[0].dtype)
+    began = model.linear.weight.detach().clone()
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).to(began.dtype)
     for step in range(steps):
         optimizer.backward((model(x) - 1).float().square().mean())
         optimizer.step()
         with torch.no_grad():
             write(model, step)
-    moved = (model.linear.weight.detach().float() - began[0].float()).abs().mean().item()
-    return [p.detach().clone() for p in model.parameters()], moved
+    moved = (model.linear.weight.detach().float() - began.float()).abs().mean().item()
+    return model.linear.weight.detach().clone(), moved
 
 
 def nothing(model, step):
@@ -76,9 +76,9 @@ def equal(a, b):
 def test_a_clamp_that_changes_nothing_changes_nothing(level, dtype, extra):
     plain, moved = train(nothing, level, dtype, extra=extra)
     clamped, same = train(clamp_scale, level, dtype, extra=extra)
-    # The scale's own master follows once, when it is first written to.
-    assert equal(plain[:-1], clamped[:-1]) or abs(moved - same) < 0.05 * moved
-    assert moved > 0
+    # The scale's own master follows once, when it is first written to: by less than a unit of bf16.
+    assert abs(moved - same) < 0.02 * moved
+    assert (plain.float() - clamped.float()).abs().mean() < 0.02 * moved
 
 
 @pytest.mark.parametrize("write", [clamp_all, swap])
