@@ -92,7 +92,8 @@ class GradientTaker:
             if grad is None:
                 continue
             if isinstance(grad, TakenGradient):
-                self._check_stand_in(index)
+                if self._stand_ins.written(index):
+                    raise self._lost(index)
                 continue
             if not self.integration.takes_leftovers:
                 raise self._not_announced(index)
@@ -101,12 +102,11 @@ class GradientTaker:
             found = True
         return found
 
-    def _check_stand_in(self, index):
-        if self._stand_ins.written(index):
-            raise ArgumentError(
-                f"a gradient of parameter \"{self.parameters[index].name}\" went into the stand-in "
-                "for gradients that were taken before, and would be lost: a hook of zerofp8 was "
-                "removed, or p.grad was written; call optimizer.zero_grad() and leave both alone")
+    def _lost(self, index):
+        return ArgumentError(
+            f"a gradient of parameter \"{self.parameters[index].name}\" went into the stand-in for "
+            "gradients that were taken before, and would be lost: a hook of zerofp8 was removed, "
+            "or p.grad was written; call optimizer.zero_grad() and leave both alone")
 
     def _not_announced(self, index):
         name, trainer = self.parameters[index].name, self.integration.name
@@ -187,6 +187,8 @@ class GradientTaker:
 
     def _on_gradient(self, index, p):
         grad, p.grad = p.grad, None
+        if isinstance(grad, TakenGradient):
+            raise self._lost(index)
         self.announce(torch._C._current_graph_task_id())
         # Hooks run without a gradient, too, where a backward pass returned None for it.
         taken = grad is not None and not MainGrads.replaces_grad(p)
