@@ -68,8 +68,9 @@ class GradientTaker:
         for index in new:
             p = self.parameters[index].parameter
             before, after = _hooks_of(self._self, index, p)
-            self._hooks[index] = (p.register_hook(before),
-                                  p.register_post_accumulate_grad_hook(after))
+            self._hooks[index] = [p.register_post_accumulate_grad_hook(after)]
+            if not self.integration.ends_micro_batches:
+                self._hooks[index].append(p.register_hook(before))
         if new:
             self._unhooked = [i for i in self._unhooked if i not in self._hooks]
 
@@ -144,13 +145,23 @@ class GradientTaker:
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def announce(self, task, whole=False):
-        """A pass is under way; `whole`: it is ``backward()``, even if it gives no gradient."""
-        if self.integration.ends_micro_batches:
-            return
+    def announce(self, whole=lambda: False):
+        """A pass is under way; `whole` tells if it is ``backward()``, even if it gives nothing."""
         # A pass that fails drops what it would have called: nothing is open any more then.
         if self._open_task is not None and self._at_end() is not None:
             return
+        if self.integration.ends_micro_batches:
+            return
+        # Or autograd would add to them in place.
+        gone = self._stand_ins.remove_all()
+        if not self._warned and any(i in self._held for i in gone):
+            self._warned = True
+            logger.warning(
+                "gradients were removed from the parameters (model.zero_grad() or p.grad = None) "
+                "after zerofp8 has taken them: those taken before still count in the next step(); "
+                "to discard them, call optimizer.zero_grad()")
+        task = torch._C._current_graph_task_id()
+        is_whole = whole()
         self._open_task = task
         self._taken = False
         me = self._self
@@ -158,7 +169,7 @@ class GradientTaker:
         def backward_ends():
             taker = me()
             if taker is not None and taker._open_task == task:
-                taker._end_pass(whole)
+                taker._end_pass(is_whole)
 
         self._at_end = weakref.ref(backward_ends)
         torch.autograd.Variable._execution_engine.queue_callback(backward_ends)
@@ -175,21 +186,11 @@ class GradientTaker:
             free = (i for i in self._hooks if self.parameters[i].parameter.grad is None)
             self._stand_ins.place(list(free)[:1])
 
-    def _before_gradient(self, index):
-        if self._stand_ins.gone(index) and self.dirty and not self._warned:
-            self._warned = True
-            logger.warning(
-                "gradients were removed from the parameters (model.zero_grad() or p.grad = None) "
-                "after zerofp8 has taken them: those taken before still count in the next step(); "
-                "to discard them, call optimizer.zero_grad()")
-        self._stand_ins.remove(index)
-        self.announce(torch._C._current_graph_task_id())
-
     def _on_gradient(self, index, p):
         grad, p.grad = p.grad, None
         if isinstance(grad, TakenGradient):
             raise self._lost(index)
-        self.announce(torch._C._current_graph_task_id())
+        self.announce()
         # Hooks run without a gradient, too, where a backward pass returned None for it.
         taken = grad is not None and not MainGrads.replaces_grad(p)
         self._main.take_one(index, self._add)
@@ -220,7 +221,7 @@ def _hooks_of(taker, index, p):
 
     def before(grad):
         if taker() is not None:
-            taker()._before_gradient(index)
+            taker().announce()
         elif reference() is not None:
             remove_from(reference())
 

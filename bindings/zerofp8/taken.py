@@ -94,11 +94,6 @@ class StandIns:
             self._made[index] = key, marker
         return marker
 
-    def gone(self, index):
-        """Whether a stand-in was removed by somebody else."""
-        p = self._parameters[index]
-        return index in self._placed and not isinstance(p.grad, TakenGradient)
-
     def written(self, index):
         """Whether autograd or somebody else has added to a stand-in."""
         p = self._parameters[index]
@@ -107,14 +102,17 @@ class StandIns:
         with torch._C.DisableTorchFunctionSubclass():
             return bool(p.grad.any())
 
-    def remove(self, index):
-        self._placed.discard(index)
-        if isinstance(self._parameters[index].grad, TakenGradient):
-            self._parameters[index].grad = None
-
     def remove_all(self):
-        for index in list(self._placed):
-            self.remove(index)
+        """Out of ``p.grad``; the indices where somebody else has done so already."""
+        gone = []
+        for index in self._placed:
+            p = self._parameters[index]
+            if isinstance(p.grad, TakenGradient):
+                p.grad = None
+            else:
+                gone.append(index)
+        self._placed = set()
+        return gone
 
     def unscale(self, found_inf, inv_scale):
         """GradScaler calls it per device and dtype; the optimizer is asked once."""
