@@ -52,7 +52,7 @@ class Optimizer(torch.optim.Optimizer):
         self._frozen_groups = True
         self.settings = settings
         self.last_report = None
-        taker.owner = self
+        taker.stand_for(self)
         _made.add(self)
 
     # -- one step --------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=True):
         """Throw away gradients that were accumulated since the last step."""
-        if self._taker.dirty:
+        if self._taker.dirty or self._reduced:  # by a rank without gradients, too
             self._engine.discard_gradients()
             self._reduced = False
         self._taker.start_step()
@@ -135,8 +135,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self):
-        """What the loss has to be multiplied by before backward; 1 unless fp16 is on."""
-        self._scale_was_asked = True
+        """The loss scale, for logs; 1 unless fp16 is on. To multiply a loss by it: ``scale``."""
         return self._engine.loss_scale()
 
     @contextmanager

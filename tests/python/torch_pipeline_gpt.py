@@ -63,7 +63,7 @@ class TorchTrainer:
         self.schedule = Schedule1F1B(piece, self.accumulation, loss_fn=self._scaled_loss)
 
     def _scaled_loss(self, logits, targets):
-        return loss_fn(logits, targets) * self.zerofp8.loss_scale
+        return self.zerofp8.scale(loss_fn(logits, targets))
 
     def step(self, step):
         """One step; the mean loss of all ranks' data."""
