@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/this_process.h"
 #include "src/comm/mpi_transport.h"
 #include "src/comm/p2p_communicator.h"
 #include "src/comm/progress.h"
@@ -25,7 +26,7 @@ class MpiWorld {
  public:
   MpiWorld()
       : transport_(make_mpi_transport(kDefaultChunkBytes)),
-        progress_(std::make_shared<Progress>(transport_)) {}
+        progress_(of_this_process(std::make_unique<Progress>(transport_))) {}
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
@@ -34,9 +35,9 @@ class MpiWorld {
 
   std::shared_ptr<Communicator> open(const std::vector<int>& members, int context, double timeout) {
     const auto own = std::find(members.begin(), members.end(), rank());
-    return std::make_shared<P2pCommunicator>(
+    return of_this_process<Communicator>(std::make_unique<P2pCommunicator>(
         progress_, Group{static_cast<int>(own - members.begin()), members}, context,
-        std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000)));
+        std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))));
   }
 
  private:

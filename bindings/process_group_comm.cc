@@ -1,6 +1,7 @@
 #include "bindings/process_group_comm.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -199,6 +200,11 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Work> start(Call call) {
+    if (::getpid() != pid_) {
+      throw CommError(call.note.text() +
+                      ": this process was forked from the one that made the communicator, and has "
+                      "no part in it; call initialize where you train");
+    }
     auto work = std::make_unique<P2pWork>(call.state);
     {
       std::lock_guard lock(mutex_);
@@ -297,6 +303,7 @@ class ProcessGroupCommunicator final : public Communicator {
   std::unique_ptr<TorchGroup> group_;
   GroupFactory make_group_;
   std::atomic<milliseconds> timeout_;
+  const pid_t pid_ = ::getpid();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call> queue_;
