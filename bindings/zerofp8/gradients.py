@@ -36,7 +36,7 @@ class GradientTaker:
         self.parameters = parameters
         self.integration = integration
         self.sharded = sharded
-        self.owner = None          # of stand-ins, see taken.py
+        self.owner = None          # weak; of stand-ins, see taken.py
         self.dirty = False         # a gradient was taken since the last step
         self.deferred = False      # inside no_sync
         self.micro_batches_deferred = 0
@@ -162,7 +162,7 @@ class GradientTaker:
         if self.integration.ends_micro_batches:
             return
         if self._marked is not None and self._marked.grad is None:
-            self._marked.grad = TakenGradient.of(self._marked, self.owner)
+            self._marked.grad = TakenGradient.of(self._marked, self.owner())
 
 
 def _output_watcher(taker, model):

@@ -5,6 +5,7 @@ Groups of the user's are never used for communication: two users of one group ca
 
 import hashlib
 import json
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ def check_same_backend(records):
                           "the same on all ranks", "pass the same config to all ranks")
 
 
-def communicator(ranks, timeout, backend="torch"):
+def communicator(ranks, timeout, backend="torch", made=None):
     """A communicator of zerofp8's own over these global ranks; called by all of them.
 
     Parameters
@@ -180,6 +181,8 @@ def communicator(ranks, timeout, backend="torch"):
         Seconds for one collective.
     backend : {"torch", "mpi"}
         As `choose_backend` gives it; the same on all ranks.
+    made : list, optional
+        Gets the process groups that are made, also by a later ``split``, for `give_back`.
     """
     ranks = sorted(ranks)
     if len(ranks) == 1:
@@ -189,10 +192,35 @@ def communicator(ranks, timeout, backend="torch"):
     if backend == "mpi":
         return mpi.communicator(ranks, timeout, _read)
 
-    def make_group(members):
-        return _new_group([ranks[m] for m in members], timeout).group_name
+    made = [] if made is None else made
 
-    return _C.process_group_communicator(_new_group(ranks, timeout).group_name, timeout, make_group)
+    def make_group(members):
+        made.append(_new_group([ranks[m] for m in members], timeout))
+        return made[-1].group_name
+
+    return _C.process_group_communicator(make_group(range(len(ranks))), timeout, make_group)
+
+
+def give_back(made, pid):
+    """Destroy process groups whose communicators have gone: torch's register holds them, too.
+
+    Not collective, ranks may come at different times.
+
+    Parameters
+    ----------
+    made : list
+        As `communicator` has filled it; empty afterwards.
+    pid : int
+        Of the process that made them; a forked one has none of their threads and leaves them.
+    """
+    if os.getpid() != pid:
+        return
+    while made:
+        group = made.pop()
+        try:
+            dist.destroy_process_group(group)
+        except (AssertionError, ValueError):  # went with the world, which was destroyed before
+            pass
 
 
 def _new_group(ranks, timeout):
