@@ -200,7 +200,7 @@ class _Prepared:
             return
         records = groups.exchange(self.layout, {
             "replicated": digests, "error": None if error is None else groups.as_record(error)},
-            timeout, again=True)
+            timeout, again=records)
         groups.raise_first_error(records)
         check_replicated(records)
 

@@ -134,3 +134,66 @@ def closed_at_different_times(rank):
 def test_close_waits_for_nobody():
     first, second = run_ranks(2, closed_at_different_times, timeout=60)
     assert first < 3 and second < 1
+
+
+def pair_then_world(rank):
+    if rank < 2:
+        pair = dist.new_group([0, 1], use_local_synchronization=True)
+        train(*make(data_parallel_group=pair))
+        train(*make(data_parallel_group=pair))
+    else:
+        time.sleep(2)  # finds the records of the others' calls
+    norms = [train(*make(timeout=20)).grad_norm for _ in range(2)]
+    return norms
+
+
+def test_ranks_may_initialize_for_some_groups_more_often_than_for_others():
+    first, *others = run_ranks(3, pair_then_world, timeout=60)
+    assert others == [first, first]
+
+
+def absent_first(rank):
+    if rank == 2:
+        time.sleep(5)
+    else:
+        try:
+            make(timeout=1)
+        except zerofp8.CommError as error:
+            assert error.absent_ranks == [2]
+    return train(*make(timeout=30)).applied
+
+
+def test_a_call_that_timed_out_is_withdrawn():
+    assert run_ranks(3, absent_first, timeout=60) == [True] * 3
+
+
+def mismatch_then_right(rank):
+    pair = dist.new_group([0, 1])
+    try:
+        make(data_parallel_group=pair if rank == 0 else None, timeout=20)
+        return None
+    except zerofp8.ConfigError as error:
+        text = str(error)
+    return text, train(*make(timeout=20)).applied
+
+
+def test_after_different_groups_ranks_can_go_on():
+    answers = run_ranks(3, mismatch_then_right, timeout=60)
+    assert answers == answers[:1] * 3 and answers[0][1] and "[0, 1, 2]" in answers[0][0]
+
+
+def grid(rank):
+    """2 stages x 2 data ranks, after stage 0 has made something of its own."""
+    pairs = {r: dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3]) for r in [tuple(r)]}
+    of = {kind: next(g for r, g in pairs.items() if rank in r and (r[1] - r[0] == gap))
+          for kind, gap in (("data", 1), ("pipeline", 2))}
+    if rank < 2:
+        train(*make(data_parallel_group=of["data"]))
+    model, optimizer = make(data_parallel_group=of["data"], timeout=20,
+                            pipeline_parallel_group=of["pipeline"])
+    return train(model, optimizer).grad_norm
+
+
+def test_stages_may_initialize_something_of_their_own_before():
+    first, *others = run_ranks(4, grid, timeout=60)
+    assert others == [first] * 3
