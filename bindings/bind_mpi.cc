@@ -9,11 +9,13 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/signals.h"
 #include "bindings/this_process.h"
 #include "src/comm/mpi_transport.h"
 #include "src/comm/p2p_communicator.h"
 #include "src/comm/progress.h"
 #include "src/comm/transport.h"
+#include "src/comm/work_state.h"
 
 namespace py = pybind11;
 
@@ -50,6 +52,8 @@ class MpiWorld {
 
 PYBIND11_MODULE(_mpi, m) {
   using zerofp8::python::MpiWorld;
+  // A copy of the communicators' code is linked into this module, too.
+  zerofp8::set_interrupt_check(&zerofp8::python::interrupted_by_signal);
   m.doc() = "Communicators over Open MPI; used by the package where comm_backend is \"mpi\".";
   py::class_<MpiWorld>(m, "World", "All ranks of MPI_COMM_WORLD; starts MPI.")
       .def(py::init(), py::call_guard<py::gil_scoped_release>())

@@ -58,7 +58,7 @@ struct Call {
   std::span<std::byte> recv;
   bool control = false;
   milliseconds timeout{0};
-  std::shared_ptr<WorkState> state = std::make_shared<WorkState>();
+  std::shared_ptr<WorkState> state;
 };
 
 class ProcessGroupCommunicator final : public Communicator {
@@ -176,6 +176,7 @@ class ProcessGroupCommunicator final : public Communicator {
     call.send = send;
     call.recv = recv;
     call.timeout = timeout_;
+    call.state = std::make_shared<WorkState>(interrupted_);
     return call;
   }
 
@@ -229,6 +230,8 @@ class ProcessGroupCommunicator final : public Communicator {
       if (!failure_) {
         try {
           execute(call);
+        } catch (const GroupInterrupted&) {
+          failure_ = Failure{call.note.text() + " on " + backend() + ": " + kInterrupted, {}};
         } catch (const GroupFailure& error) {
           failure_ = story(call, error.what());
         } catch (const std::exception& error) {
@@ -240,8 +243,9 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   void execute(const Call& call) {
+    if (*interrupted_) throw GroupInterrupted(kInterrupted);
     std::vector<Note> notes(ranks());
-    const GroupCall limits{call.timeout, index_};
+    const GroupCall limits{call.timeout, index_, interrupted_.get()};
     group_->all_gather_note(&call.note, notes.data(), sizeof(Note), limits);
     for (int r = 1; r < size(); ++r) {
       const Note& other = notes[static_cast<std::size_t>(r)];
@@ -307,6 +311,7 @@ class ProcessGroupCommunicator final : public Communicator {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call> queue_;
+  const InterruptFlag interrupted_ = std::make_shared<std::atomic<bool>>(false);
   bool closing_ = false;
   WireBytes sent_;
   std::uint64_t index_ = 0;         // of the call being executed; the thread's

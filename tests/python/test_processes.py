@@ -1,7 +1,11 @@
 """What optimizers leave in a process: threads, descriptors, process groups; and forked processes."""
 
+import ctypes
 import gc
+import hashlib
 import os
+import signal
+import threading
 import time
 import weakref
 
@@ -12,6 +16,7 @@ from ranks import run_ranks
 from torch import nn
 
 import zerofp8
+from zerofp8 import groups
 
 
 def make(rank=0, **options):
@@ -197,3 +202,82 @@ def grid(rank):
 def test_stages_may_initialize_something_of_their_own_before():
     first, *others = run_ranks(4, grid, timeout=60)
     assert others == [first] * 3
+
+
+def interrupted(rank, config):
+    model, optimizer = make(config=dict(config), timeout=30)
+    if rank == 1:
+        time.sleep(6)
+        return None
+    began = time.monotonic()
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        train(model, optimizer)
+        return "no error"
+    except KeyboardInterrupt:
+        seconds = time.monotonic() - began
+    try:
+        if not config:  # the others' communicators are several
+            optimizer.save("/nowhere")
+        text = "interrupted by a signal"
+    except zerofp8.CommError as error:  # stays failed, and says why
+        text = str(error)
+    optimizer.close()
+    return seconds, time.monotonic() - began, text
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_an_interrupt_ends_a_collective(config):
+    (seconds, closed, text), _ = run_ranks(2, interrupted, CONFIGS[config], timeout=60)
+    assert seconds < 3 and closed < 4 and "interrupted by a signal" in text
+
+
+def handled(rank):
+    """A handler that raises nothing does not end the wait."""
+    model, optimizer = make(timeout=30)
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(time.monotonic()))
+    if rank == 1:
+        time.sleep(3)
+    else:
+        threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    applied = train(model, optimizer).applied
+    return applied, len(seen) == 1 - rank and all(time.monotonic() - s > 1 for s in seen)
+
+
+def test_a_handler_runs_while_a_collective_waits():
+    assert run_ranks(2, handled, timeout=60) == [(True, True)] * 2
+
+
+def interrupted_in_a_payload(rank):
+    """The sender is stopped in the middle of it, and goes on when the receiver has given up."""
+    comm = groups.communicator([0, 1], 5.0 if rank == 0 else 60.0)
+    size = 256 << 20
+    memory = (ctypes.c_char * size)()
+    if rank == 0:
+        ctypes.memset(memory, 1, size)
+    sender = int.from_bytes(comm.gather(os.getpid().to_bytes(8, "little"))[0], "little")
+
+    def stop():
+        while memory[size // 8] == b"\0":
+            pass
+        os.kill(sender, signal.SIGSTOP)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if rank == 1:
+        threading.Thread(target=stop, daemon=True).start()
+    try:
+        comm.broadcast(ctypes.addressof(memory), size, 0)
+        return "no error"
+    except zerofp8.CommError:
+        return "given up"
+    except KeyboardInterrupt:
+        before = hashlib.sha256(memory).digest()
+        os.kill(sender, signal.SIGCONT)
+        time.sleep(3)
+        return memory[size - 1] == b"\0" and hashlib.sha256(memory).digest() == before
+
+
+def test_what_was_given_up_does_not_write_any_more():
+    assert run_ranks(2, interrupted_in_a_payload, timeout=60) == ["given up", True]
