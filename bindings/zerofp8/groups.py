@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from . import _C, meeting, mpi
+from . import _C, meeting, mpi, torch_names
 from .errors import CommError, ConfigError, Error
 
 _made = Counter()  # groups of zerofp8's own in this process, by their members
@@ -231,7 +231,10 @@ def _new_group(ranks, timeout):
     torchs = c10d._process_group_name
     c10d._process_group_name = lambda ranks, use_hashed_name: name
     try:
-        return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo",
-                              use_local_synchronization=True)
+        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo",
+                               use_local_synchronization=True)
     finally:
         c10d._process_group_name = torchs
+    if group.group_name != name:
+        raise torch_names.lacks("a new_group that asks _process_group_name")
+    return group

@@ -16,7 +16,7 @@ from ranks import run_ranks
 from torch import nn
 
 import zerofp8
-from zerofp8 import groups
+from zerofp8 import groups, torch_names
 
 
 def make(rank=0, **options):
@@ -281,3 +281,25 @@ def interrupted_in_a_payload(rank):
 
 def test_what_was_given_up_does_not_write_any_more():
     assert run_ranks(2, interrupted_in_a_payload, timeout=60) == ["given up", True]
+
+
+def test_a_name_that_torch_does_not_have_is_told(monkeypatch):
+    assert torch_names.missing() == []
+    c10d = dist.distributed_c10d
+    with monkeypatch.context() as patch:
+        patch.delattr(torch._C, "_current_graph_task_id")
+        patch.setattr(c10d, "_process_group_name", lambda ranks, hashed: "")
+        with pytest.raises(zerofp8.UnsupportedError) as error:
+            torch_names.check()
+    assert "torch._C._current_graph_task_id" in str(error.value)
+    assert "argument \"use_hashed_name\" of torch.distributed.distributed_c10d" in str(error.value)
+
+
+def renamed_inside_torch(rank):
+    dist.new_group = lambda *a, **k: dist.group.WORLD  # as if another function gave the name
+    with pytest.raises(zerofp8.UnsupportedError, match="_process_group_name"):
+        groups.communicator([0, 1], 10.0)
+
+
+def test_a_group_without_the_name_it_was_given_is_an_error():
+    run_ranks(2, renamed_inside_torch)
