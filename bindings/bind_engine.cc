@@ -263,6 +263,12 @@ void bind_engine(py::module_& m) {
       .def("skipped_steps", [](PyEngine& e) { return e.engine().skipped_steps(); })
       .def("step_of", [](PyEngine& e, int parameter) { return e.engine().step_of(parameter); })
       .def(
+          "weight_changed", [](PyEngine& e, int p) { e.engine().weight_changed(p); }, Release())
+      .def(
+          "raise_on_all_ranks",
+          [](PyEngine& e, const std::string& error) { e.engine().raise_on_all_ranks(error); },
+          Release())
+      .def(
           "weights_changed", [](PyEngine& e) { e.engine().weights_changed(); }, Release())
       .def(
           "save", [](PyEngine& e, const std::string& root) { e.engine().save(root); }, Release())

@@ -40,6 +40,13 @@ std::string first_line(const std::exception& error) {
 
 using GivenUp = std::deque<std::pair<c10::intrusive_ptr<c10d::Work>, std::vector<at::Tensor>>>;
 
+// Null where torch keeps it to itself (2.6): a time-out cannot name the absent ranks then.
+template <class Group>
+c10::intrusive_ptr<c10d::Store> store_of(Group& group) {
+  if constexpr (requires { group.getStore(); }) return group.getStore();
+  return {};
+}
+
 class C10dGroup final : public TorchGroup {
  public:
   explicit C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -48,7 +55,7 @@ class C10dGroup final : public TorchGroup {
         device_(backend_ == "nccl" ? at::Device(at::kCUDA, device_index()) : at::Device(at::kCPU)) {
     if (backend_ == "custom" || backend_ == "undefined") backend_ = "gloo";
     try {
-      store_ = group_->getStore();
+      store_ = store_of(*group_);
     } catch (const std::exception&) {  // absent ranks cannot be named then
     }
   }

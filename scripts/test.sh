@@ -15,12 +15,14 @@ build_and_test() {  # preset, target list, ctest arguments...
   ctest --test-dir "build/$preset" --output-on-failure -j "$JOBS" "$@"
 }
 
-# What the sanitizers run: everything on thread ranks, and the kernels that index memory. Left out are tests
-# that take too long there (drift, memory over 1,000 steps, the bucket sweep).
+# What the sanitizers run: everything on thread ranks, the kernels that index memory, and what reads input. Left out
+# are tests that take minutes there (drift, memory over 1,000 steps, the matrix and the bucket sweep); by hand they are
+# clean, too: cmake --build --preset asan && ctest --preset asan.
 THREADS="comm_thread_test comm_fault_test comm_mismatch_test engine_sharding_test engine_groups_test engine_errors_test
          engine_overflow_test checkpoint_test checkpoint_damage_test checkpoint_crash_test"
 THREADS_MORE="engine_norm_test engine_accumulation_test engine_reduction_test engine_adam_test"
-KERNELS="isa_test masters_test blocks_test adam_kernel_test"
+KERNELS="isa_test masters_test blocks_test adam_kernel_test accumulator_kernel_test"
+INPUT="config_keys_test config_resolve_test plan_test partition_test reduce_scatter_test"
 labels() { local list; list=$(echo $*); echo "^(${list// /|})\$"; }  # exactly these programs
 
 install_torch
@@ -32,7 +34,7 @@ if [ "${ZEROFP8_FULL:-0}" = 1 ]; then
   ZEROFP8_SLOW=1 ctest --test-dir build/release --output-on-failure -R 'Slow|LargeMessages'
   CMAKE_ARGUMENTS=()
   build_and_test tsan "$THREADS $THREADS_MORE" -L "$(labels $THREADS $THREADS_MORE)"
-  build_and_test asan "$THREADS $KERNELS" -L "$(labels $THREADS $KERNELS)"
+  build_and_test asan "$THREADS $THREADS_MORE $KERNELS $INPUT" -L "$(labels $THREADS $THREADS_MORE $KERNELS $INPUT)"
   scripts/build-variants.sh
   say "the loss study, short"
   "$VENV/bin/python" scripts/loss_study.py --steps 200 --seeds 1 --slack 0.03 --out build/short_study

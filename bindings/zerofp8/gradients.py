@@ -1,5 +1,6 @@
 """Takes gradients from autograd as soon as they are accumulated, and finds micro-batch ends."""
 
+import logging
 import weakref
 from contextlib import contextmanager
 
@@ -7,16 +8,20 @@ import torch
 
 from .errors import ArgumentError, ConfigError
 from .main_grad import MainGrads
-from .parameters import DTYPES, check_forward
-from .taken import TakenGradient
+from .parameters import DTYPES
+from .taken import StandIns, TakenGradient, remove_from
+from .watcher import OutputWatcher, watched_modules
+
+logger = logging.getLogger("zerofp8")
 
 
 class GradientTaker:
     """Hooks on parameters and on the model.
 
-    A parameter's hook gives its gradient to the engine and sets ``p.grad = None``. The end of a
-    backward pass is a micro-batch's end; re-entrant checkpointing runs backward passes inside of
-    one, so that the outer one is announced by a hook on the model's output where there is one.
+    A parameter's hook gives its gradient to the engine and sets ``p.grad = None``; when the pass
+    is over, a stand-in tells that there was one. The end of a backward pass is a micro-batch's
+    end; re-entrant checkpointing runs backward passes inside of one, so that the outer one is
+    announced by a hook on the model's output where there is one.
 
     Parameters
     ----------
@@ -36,78 +41,97 @@ class GradientTaker:
         self.parameters = parameters
         self.integration = integration
         self.sharded = sharded
-        self.owner = None          # weak; of stand-ins, see taken.py
         self.dirty = False         # a gradient was taken since the last step
         self.deferred = False      # inside no_sync
         self.micro_batches_deferred = 0
         self._open_task = None     # graph task whose end ends the micro-batch
+        self._at_end = lambda: None  # what is called then; the task holds it as long as it lives
+        self._taken = False        # a gradient in the pass under way
+        self._held = {}            # parameters with a gradient since the last step, in order
+        self._warned = False
         self._hooks = {}
+        self._unhooked = list(range(len(parameters)))
         self._main = main_grads
         self._self = weakref.ref(self)
-        self._model_hook = model.register_forward_hook(_output_watcher(self._self, model))
-        self._marked = min((n.parameter for n in parameters if n.parameter.numel() > 0),
-                           key=lambda p: p.numel(), default=None)
+        self._stand_ins = StandIns([n.parameter for n in parameters])
+        self._model_hooks = [m.register_forward_hook(OutputWatcher(self._self, m))
+                             for m in watched_modules(model)]
         self.hook_new_parameters()
+
+    def stand_for(self, owner):
+        """`owner` answers where torch looks into stand-ins, see taken.py."""
+        self._stand_ins.owner = weakref.ref(owner)
 
     def hook_new_parameters(self):
         """Hook parameters that need gradients and have no hook yet (e.g. unfrozen ones)."""
-        for index, named in enumerate(self.parameters):
-            p = named.parameter
-            if index in self._hooks or not p.requires_grad:
-                continue
-            me = self._self
-
-            def take(p, index=index, me=me):
-                taker = me()
-                if taker is not None:
-                    taker._on_gradient(index, p)
-
-            handles = [p.register_post_accumulate_grad_hook(take)]
-            if p is self._marked:
-                handles.append(p.register_hook(_remove_marker(p)))
-            self._hooks[index] = handles
+        new = [i for i in self._unhooked if self.parameters[i].parameter.requires_grad]
+        for index in new:
+            p = self.parameters[index].parameter
+            before, after = _hooks_of(self._self, index, p)
+            self._hooks[index] = [p.register_post_accumulate_grad_hook(after)]
+            if not self.integration.ends_micro_batches:
+                self._hooks[index].append(p.register_hook(before))
+        if new:
+            self._unhooked = [i for i in self._unhooked if i not in self._hooks]
 
     def close(self):
         """Remove all hooks: gradients stay in ``p.grad`` from now on."""
-        self._model_hook.remove()
+        for handle in self._model_hooks:
+            handle.remove()
         for handles in self._hooks.values():
             for handle in handles:
                 handle.remove()
         self._hooks = {}
-        self.remove_marker()
+        self._unhooked = []  # for good
+        self._stand_ins.remove_all()
 
     def take_leftovers(self):
         """Add what is in ``p.grad`` or ``p.main_grad`` although no hook has seen it."""
         found = self._main.take_all(self._add)
         for index, named in enumerate(self.parameters):
             grad = named.parameter.grad
-            if grad is None or isinstance(grad, TakenGradient):
+            if grad is None:
+                continue
+            if isinstance(grad, TakenGradient):
+                if self._stand_ins.written(index):
+                    raise self._lost(index)
                 continue
             if not self.integration.takes_leftovers:
-                raise ArgumentError(
-                    f"parameter \"{named.name}\" has a gradient that no backward pass has "
-                    f"announced ({self.integration.name}): zero-bubble schedules are not supported "
-                    "yet; use GPipe, 1F1B or Interleaved1F1B")
+                raise self._not_announced(index)
             named.parameter.grad = None
             self._add(index, grad)
             found = True
         return found
+
+    def _lost(self, index):
+        return ArgumentError(
+            f"a gradient of parameter \"{self.parameters[index].name}\" went into the stand-in for "
+            "gradients that were taken before, and would be lost: a hook of zerofp8 was removed, "
+            "or p.grad was written; call optimizer.zero_grad() and leave both alone")
+
+    def _not_announced(self, index):
+        name, trainer = self.parameters[index].name, self.integration.name
+        if index in self._hooks:
+            reason = ("zero-bubble schedules are not supported yet; use GPipe, 1F1B or "
+                      "Interleaved1F1B")
+        else:
+            reason = ("it was unfrozen after the forward pass; call requires_grad_(True) before "
+                      "it, and call the module, not its forward()")
+        return ArgumentError(f"parameter \"{name}\" has a gradient that no backward pass has "
+                             f"announced ({trainer}): {reason}")
 
     def drop_leftovers(self):
         self._main.drop()
         for named in self.parameters:
             named.parameter.grad = None
 
-    def remove_marker(self):
-        if self._marked is not None and isinstance(self._marked.grad, TakenGradient):
-            self._marked.grad = None
-
     def start_step(self):
         """Forget what was under way: the step has begun or gradients were discarded."""
-        self.dirty = False
+        self.dirty = self._taken = False
         self._open_task = None
         self.micro_batches_deferred = 0
-        self.remove_marker()
+        self._held = {}
+        self._stand_ins.remove_all()
 
     @contextmanager
     def no_sync(self):
@@ -121,23 +145,52 @@ class GradientTaker:
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def _announce(self, task):
-        if self._open_task == task or self.integration.ends_micro_batches:
+    def announce(self, whole=lambda: False):
+        """A pass is under way; `whole` tells if it is ``backward()``, even if it gives nothing."""
+        # A pass that fails drops what it would have called: nothing is open any more then.
+        if self._open_task is not None and self._at_end() is not None:
             return
+        if self.integration.ends_micro_batches:
+            return
+        # Or autograd would add to them in place.
+        gone = self._stand_ins.remove_all()
+        if not self._warned and any(i in self._held for i in gone):
+            self._warned = True
+            logger.warning(
+                "gradients were removed from the parameters (model.zero_grad() or p.grad = None) "
+                "after zerofp8 has taken them: those taken before still count in the next step(); "
+                "to discard them, call optimizer.zero_grad()")
+        task = torch._C._current_graph_task_id()
+        is_whole = whole()
         self._open_task = task
+        self._taken = False
         me = self._self
 
         def backward_ends():
             taker = me()
             if taker is not None and taker._open_task == task:
-                taker.end_micro_batch()
+                taker._end_pass(is_whole)
 
+        self._at_end = weakref.ref(backward_ends)
         torch.autograd.Variable._execution_engine.queue_callback(backward_ends)
+
+    def _end_pass(self, whole):
+        # autograd.grad gives the parameters nothing, and is no micro-batch. Where each one is
+        # reduced, other ranks may have gradients of a backward() that gave none here, and wait.
+        if self._taken or (whole and self.sharded) or self._main.any_marked():
+            self.end_micro_batch()
+        self._open_task = None
+        placed = self._stand_ins.place(i for i in self._held if i in self._hooks)
+        # GradScaler wants to find one on each rank, also where backward() gave no gradient.
+        if whole and not placed:
+            free = (i for i in self._hooks if self.parameters[i].parameter.grad is None)
+            self._stand_ins.place(list(free)[:1])
 
     def _on_gradient(self, index, p):
         grad, p.grad = p.grad, None
-        if self._open_task is None:
-            self._announce(torch._C._current_graph_task_id())
+        if isinstance(grad, TakenGradient):
+            raise self._lost(index)
+        self.announce()
         # Hooks run without a gradient, too, where a backward pass returned None for it.
         taken = grad is not None and not MainGrads.replaces_grad(p)
         self._main.take_one(index, self._add)
@@ -150,59 +203,30 @@ class GradientTaker:
                 f"parameter \"{self.parameters[index].name}\" has a {grad.layout} gradient; "
                 "allowed: dense gradients; build the embedding with sparse=False")
         grad = grad.detach().contiguous()
-        self.dirty = True
+        self.dirty = self._taken = True
+        self._held[index] = None
         self.engine.add_gradient(index, grad.data_ptr(), DTYPES[grad.dtype])
 
     def end_micro_batch(self):
         """All gradients of a micro-batch are there; with a sharded accumulator it is reduced."""
         self._open_task = None
         self._main.take_marked(self._add)
+        self._taken = False
         self.engine.end_micro_batch()
-        # DeepSpeed's engine steps by itself: no scaler looks here, and its safe_get_full_grad would.
-        if self.integration.ends_micro_batches:
-            return
-        if self._marked is not None and self._marked.grad is None:
-            self._marked.grad = TakenGradient.of(self._marked, self.owner())
 
 
-def _output_watcher(taker, model):
-    """A forward hook; it holds neither of the two, and does nothing on copies of the model."""
-    watched = weakref.ref(model)
-
-    def backward_begins(grad):
-        if taker() is not None:
-            taker()._announce(torch._C._current_graph_task_id())
-
-    def watch(module, inputs, output):
-        if module is not watched() or not torch.is_grad_enabled():
-            return
-        check_forward()
-        for tensor in _tensors_of(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(backward_begins)
-                return
-
-    return watch
-
-
-def _remove_marker(p):
-    # autograd would add to it in place.
+def _hooks_of(taker, index, p):
+    """Before autograd adds a gradient to ``p.grad``, and after; they hold neither of the two."""
     reference = weakref.ref(p)
 
-    def remove(grad):
-        p = reference()
-        if p is not None and isinstance(p.grad, TakenGradient):
-            p.grad = None
+    def before(grad):
+        if taker() is not None:
+            taker().announce()
+        elif reference() is not None:
+            remove_from(reference())
 
-    return remove
+    def after(p):
+        if taker() is not None:
+            taker()._on_gradient(index, p)
 
-
-def _tensors_of(output):
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors_of(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors_of(value)
+    return before, after

@@ -11,7 +11,7 @@ from .gradients import GradientTaker
 from .main_grad import MainGrads
 from .optimizer import Optimizer
 from .parameters import (DTYPES, adam_options, check_model, check_partial, check_template, collect,
-                         name_slices)
+                         name_slices, rest_of)
 from .weights import check_replicated, replicated_digests
 
 logger = logging.getLogger("zerofp8")
@@ -27,7 +27,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     model : torch.nn.Module
         On the CPU, in FP32, BF16 or FP16 (FP32 parameters may stand beside 16-bit ones); one
         pipeline stage or tensor slice where the model is cut. Not wrapped in DDP or FSDP. Weights
-        of data rank 0 (of a reduce group's first rank) are sent to the other ones.
+        of data rank 0 (of a reduce group's first rank) are sent to the other ones; without reduce
+        groups its frozen parameters and buffers, too.
     optimizer : torch.optim.Adam or torch.optim.AdamW
         A template: its parameter groups are taken over, it never steps. A group may have
         ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:
@@ -184,10 +185,13 @@ class _Prepared:
         """
         error, digests = None, {}
         try:
+            rest = {} if reduce else rest_of(self.model, self.parameters)
             data.check_same("parameters", "".join(
-                f"{self._name_on_data_ranks(n)} {tuple(n.parameter.shape)} {n.parameter.dtype}\n"
-                for n in self.parameters))
+                [f"{self._name_on_data_ranks(n)} {tuple(n.parameter.shape)} {n.parameter.dtype}\n"
+                 for n in self.parameters]
+                + [f"{n} {tuple(t.shape)} {t.dtype} (not trained)\n" for n, t in rest.items()]))
             self._send_weights(data, tied, reduce)
+            self._send_rest(data, rest)
             digests = replicated_digests(self.parameters, self.layout)
         except CommError as e:
             if e.absent_ranks:
@@ -240,6 +244,17 @@ class _Prepared:
                     comm.broadcast(weight.data_ptr(), size, 0)
             if named.mirror is not None:
                 named.parameter.copy_(named.mirror)
+
+    @torch.no_grad()
+    def _send_rest(self, data, rest):
+        """Frozen parameters and buffers, which the optimizer does not have."""
+        if data.size == 1:
+            return
+        for tensor in rest.values():
+            sent = tensor.contiguous()
+            data.broadcast(sent.data_ptr(), sent.numel() * sent.element_size(), 0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.copy_(sent)
 
     def _describe(self, named, first_holder):
         p = named.parameter

@@ -70,6 +70,9 @@ class MainGrads:
             if self.is_fused(self._parameters[index].parameter):
                 self.take_one(index, add)
 
+    def any_marked(self):
+        return any(self.is_fused(self._parameters[i].parameter) for i in self._held)
+
     def take_all(self, add):
         """At the step; whether there were any.
 

@@ -54,7 +54,7 @@ class Optimizer(torch.optim.Optimizer):
         self._frozen_groups = True
         self.settings = settings
         self.last_report = None
-        taker.owner = weakref.ref(self)  # no cycle: memory and threads go with the last reference
+        taker.stand_for(self)
         self._give_back = weakref.finalize(self, groups.give_back, made or [], os.getpid())
         self._give_back.atexit = False  # the process's end takes them
         _made.add(self)
@@ -100,7 +100,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ArgumentError(
                 "fp16 with a loss scale, but the loss was not scaled: call optimizer.backward(loss) "
                 "instead of loss.backward(), or optimizer.scale(loss).backward()")
-        self._watch.look(self._taker.dirty)
+        self._watch.look()
 
     def _step_engine(self):
         try:
@@ -121,7 +121,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=True):
         """Throw away gradients that were accumulated since the last step."""
-        if self._taker.dirty:
+        if self._taker.dirty or self._reduced:  # by a rank without gradients, too
             self._engine.discard_gradients()
             self._reduced = False
         self._taker.start_step()
@@ -139,8 +139,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self):
-        """What the loss has to be multiplied by before backward; 1 unless fp16 is on."""
-        self._scale_was_asked = True
+        """The loss scale, for logs; 1 unless fp16 is on. To multiply a loss by it: ``scale``."""
         return self._engine.loss_scale()
 
     @contextmanager
@@ -166,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
                               "one loss scale", "use optimizer.backward(loss) and remove the "
                               "GradScaler")
         self._taker.take_leftovers()
-        self._watch.look(self._taker.dirty)
+        self._watch.look()
         self._engine.set_trainer_loss_scale(scale)
         self._reduce()
         bad = self._engine.grad_norm() != self._engine.grad_norm()
@@ -239,6 +238,7 @@ class Optimizer(torch.optim.Optimizer):
             ``exp_avg_sq`` is v, also where its root is stored.
         """
         index = self._index_of(parameter)
+        self._watch.look()
         if kind is not None:
             return self._full(index, kind)
         whole = {k: self._full(index, k) for k in ("master", "exp_avg", "exp_avg_sq")}
@@ -263,6 +263,9 @@ class Optimizer(torch.optim.Optimizer):
 
         Ordinary in-place writes (``load_state_dict``, ``p.copy_``) are noticed without it.
         """
+        text = self._watch.replaced()
+        if text:
+            raise ArgumentError(text)
         self._watch.reset()
 
     # -- plan ------------------------------------------------------------------------------------
@@ -286,7 +289,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def save(self, folder):
         """Write a checkpoint of state and weights that any number of ranks can load. Collective."""
-        self._watch.look(False)
+        self._on_all_ranks(self._watch.replaced())
+        self._watch.look()
         self._push_groups()  # a scheduler has set the next step's
         self._engine.save(str(folder))
 
@@ -294,10 +298,15 @@ class Optimizer(torch.optim.Optimizer):
         """Load what ``save`` wrote, on any number of data ranks: state, weights, counters and
         hyper-parameters. Collective.
         """
+        self._on_all_ranks(self._watch.replaced())
         self._engine.load(str(folder))
         self._watch.updated()
         state.pull_groups(self._engine, self.param_groups)
         self._pushed = [None] * len(self.param_groups)
+
+    def _on_all_ranks(self, error):
+        """Before a collective: a fault of one rank is an error on all, and nobody waits."""
+        self._engine.raise_on_all_ranks(error)
 
     def state_dict(self):
         """This rank's part of the state, for ``torch.save`` into a file per rank."""

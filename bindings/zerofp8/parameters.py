@@ -196,8 +196,33 @@ def collect(model, optimizer):
                                   "each parameter once", "remove one of the two")
             _check_parameter(name, p)
             group_of[id(p)], where[id(p)] = index, place
-    return [NamedParameter(names[id(p)], p, group_of[id(p)], _mirror_of(p))
-            for p in model.parameters() if id(p) in group_of]
+    found = [NamedParameter(names[id(p)], p, group_of[id(p)], _mirror_of(p))
+             for p in model.parameters() if id(p) in group_of]
+    first = {}
+    for named in found:
+        if named.parameter.numel() == 0:
+            continue
+        other = first.setdefault(named.parameter.data_ptr(), named.name)
+        if other != named.name:
+            raise ConfigError("model", f"parameters \"{other}\" and \"{named.name}\" with one "
+                              "storage: it would be updated twice", "a storage per parameter",
+                              "use the same Parameter object in both places")
+    return found
+
+
+def rest_of(model, parameters):
+    """What of a model the optimizer does not have: frozen parameters and buffers, by name.
+
+    Sparse, quantised and meta tensors are left out, and experts (``allreduce = False``), which
+    differ between data ranks.
+    """
+    taken = {id(n.parameter) for n in parameters}
+    rest = {n: p for n, p in model.named_parameters()
+            if id(p) not in taken and getattr(p, "allreduce", True)}
+    rest.update(model.named_buffers())
+    return {n.replace("_orig_mod.", ""): t for n, t in rest.items()
+            if t.layout is torch.strided and t.device.type == "cpu" and t.numel() > 0
+            and not t.is_quantized and (t.is_contiguous() or 0 not in t.stride())}
 
 
 def name_slices(parameters, layout):

@@ -20,7 +20,10 @@ def state_dict(optimizer):
     ``component@first element``.
     """
     parameters, engine = optimizer._parameters, optimizer._engine
-    optimizer._watch.look(False)
+    # State that was loaded before the model's weights must not follow the weights of before.
+    awaited = optimizer._watch.awaited()
+    if awaited is None:
+        optimizer._watch.look()
     index = {id(n.parameter): i for i, n in enumerate(parameters)}
     counters = engine.counters()
     states = {i: {"step": torch.tensor(float(t))} for i, t in enumerate(counters["steps"])}
@@ -29,7 +32,7 @@ def state_dict(optimizer):
     groups = [{**{k: v for k, v in g.items() if k not in _OF_THE_LAYOUT},
                "params": [index[id(p)] for p in g["params"]]} for g in optimizer.param_groups]
     return {"state": states, "param_groups": groups,
-            "zerofp8": {"format": _FORMAT, "counters": counters, "weights": digest(parameters),
+            "zerofp8": {"format": _FORMAT, "counters": counters, "weights": awaited or digest(parameters),
                         **_identity(optimizer)}}
 
 
@@ -47,8 +50,9 @@ def load_state_dict(optimizer, saved):
     pieces = optimizer._engine.state_pieces()
     for parameter, name, dtype, pointer, size in pieces:
         found = saved["state"].get(parameter, {}).get(name)
-        if found is None or found.numel() != size:
-            shown = "is missing" if found is None else f"has {found.numel()} bytes, not {size}"
+        if found is None or found.dtype != torch.uint8 or found.numel() != size:
+            shown = ("is missing" if found is None else
+                     f"is {found.numel()} x {found.dtype}, not {size} bytes")
             raise CheckpointError(
                 f"state_dict: {name} of parameter "
                 f"\"{optimizer._parameters[parameter].name}\" {shown}")
@@ -91,4 +95,5 @@ def _copy_out(pointer, size):
 
 def _copy_in(tensor, pointer, size):
     if size:
-        ctypes.memmove(pointer, tensor.contiguous().data_ptr(), size)
+        tensor = tensor.cpu().contiguous()
+        ctypes.memmove(pointer, tensor.data_ptr(), size)

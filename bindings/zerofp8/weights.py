@@ -12,33 +12,54 @@ class WeightWatch:
     """Looks at the version counters of the parameters before each step.
 
     Masters hold more bits than weights. When a weight was written from outside (a weights-only
-    load), they have to follow; when a checkpoint's state and weights were both loaded, they must
-    not. The digest of the weights that go with the state tells the two apart.
+    load), its masters have to follow; when a checkpoint's state and weights were both loaded, they
+    must not. The digest of the weights that go with the state tells the two apart.
     """
 
     def __init__(self, engine, parameters):
         self._engine = engine
         self._parameters = parameters
         self._expected = None  # digest of the weights that a loaded state belongs to
-        self._pointers = [n.parameter.data_ptr() for n in parameters]
+        # The engine writes here: held, so that a replaced storage is an error and not a crash.
+        self._storages = [n.parameter.detach() for n in parameters]
         self._remember()
 
     def _remember(self):
         self._versions = [n.parameter._version for n in self._parameters]
 
-    def look(self, gradients_are_held):
+    def replaced(self):
+        """What is wrong with storages that were replaced since ``initialize``; "" if none were."""
+        for named, storage in zip(self._parameters, self._storages):
+            if named.parameter.data_ptr() != storage.data_ptr():
+                return (f"the storage of parameter \"{named.name}\" was replaced after initialize "
+                        "(e.g. by model.to() or load_state_dict(assign=True)); initialize again")
+        return ""
+
+    @torch.no_grad()
+    def look(self):
         """Let masters follow weights that were changed; called before anything is reduced."""
-        for named, pointer in zip(self._parameters, self._pointers):
-            if named.parameter.data_ptr() != pointer:
-                raise ArgumentError(
-                    f"the storage of parameter \"{named.name}\" was replaced after initialize "
-                    "(e.g. by model.to() or load_state_dict(assign=True)); initialize again")
-        if self._versions == [n.parameter._version for n in self._parameters]:
+        text = self.replaced()
+        if text:
+            raise ArgumentError(text)
+        changed = [i for i, (named, version) in enumerate(zip(self._parameters, self._versions))
+                   if named.parameter._version != version]
+        if not changed:
             return
         self._remember()
-        if self._expected is not None and digest(self._parameters) == self._expected:
+        if self._expected is not None:
+            if digest(self._parameters) != self._expected:
+                self.reset()
             return
-        self.reset()
+        for i in changed:
+            named = self._parameters[i]
+            if named.mirror is not None:
+                named.mirror.copy_(named.parameter)
+            self._engine.weight_changed(i)
+
+    def awaited(self):
+        """The digest of weights that a loaded state belongs to and the model does not have yet."""
+        waits = self._expected is not None and digest(self._parameters) != self._expected
+        return self._expected if waits else None
 
     @torch.no_grad()
     def reset(self):

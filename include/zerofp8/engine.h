@@ -147,6 +147,12 @@ class Engine {
   // Call after weights were written from outside (weights-only load): masters follow them, moments
   // stay.
   void weights_changed();
+  // The same for one parameter of which perhaps only some elements were written, e.g. by a clamp in
+  // each step: from the second call on, the masters of elements that kept their bits stay.
+  void weight_changed(int parameter);
+  // For callers that can find something wrong on one rank only: throws ArgumentError on all ranks
+  // if any of them gives a text that is not empty. Collective.
+  void raise_on_all_ranks(const std::string& error);
 
   // The whole tensor, on every rank, as FP32 (collective). kGradient: the averaged gradient,
   // between reduce_gradients() and step(); kExpAvgSq: v, also where its root is stored.

@@ -313,6 +313,7 @@ void Engine::Impl::load(const std::string& root) {
   for (ParameterState& state : states) state.used_anywhere = true;
   for (BucketState& b : buckets) gather_weights(b);
   clear_gradients();
+  keep_weights();
   scan_fp16_weights();
   if (loader.run().seed != settings.seed) {
     note +=

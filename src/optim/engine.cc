@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "src/optim/checkpoint.h"
 #include "src/optim/engine_impl.h"
 #include "zerofp8/error.h"
 
@@ -75,6 +76,11 @@ const std::vector<Parameter>& Engine::parameters() const { return impl_->paramet
 const Allocator& Engine::allocator() const { return impl_->allocator; }
 
 void Engine::weights_changed() { impl_->reset_masters(); }
+void Engine::raise_on_all_ranks(const std::string& error) {
+  const std::string first = first_error(impl_->groups.data, impl_->groups.model, error);
+  if (!first.empty()) throw ArgumentError(first);
+}
+void Engine::weight_changed(int parameter) { impl_->weight_changed(parameter); }
 std::vector<StatePiece> Engine::state_pieces() { return impl_->state_pieces(); }
 StateCounters Engine::counters() const { return impl_->counters(); }
 void Engine::restore_counters(const StateCounters& counters) { impl_->restore_counters(counters); }

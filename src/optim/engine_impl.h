@@ -92,6 +92,9 @@ struct Engine::Impl {
   Agreement agreed;
   WireBytes wire_before;
   float max_weight = 0;  // of this rank's fp16 weights so far
+  // By parameter: this rank's weights as the last update left them; empty unless weight_changed().
+  std::vector<Buffer> kept_weights;
+  bool told_of_writes = false;
 
   // engine_setup.cc
   Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o);
@@ -145,11 +148,17 @@ struct Engine::Impl {
   bool weights_would_overflow();
   bool apply(StepReport& report);
   void gather_weights(BucketState& b);
-  void reset_masters();
-  void scan_fp16_weights();
   std::string reason_to_skip() const;  // empty: none
   StepReport step();
   WireBytes wire_total() const;
+
+  // weights.cc
+  std::byte* weight_of(const BucketState& b, const Segment& s) const;
+  void reset_masters(BucketState& b, const Segment& s, std::int64_t begin, std::int64_t n);
+  void reset_masters();
+  void weight_changed(int parameter);
+  void keep_weights();
+  void scan_fp16_weights();
 
   // state_access.cc
   std::vector<float> full_state(int parameter, StateKind kind);

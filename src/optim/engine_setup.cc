@@ -264,6 +264,7 @@ void Engine::Impl::make_buckets() {
   size.buckets = static_cast<std::int64_t>(buckets.size());
   plan = make_plan(settings, size, options.loss_is_divided);
   for (BucketState& b : buckets) allocate(b);
+  kept_weights.resize(parameters.size());
   reset_masters();
 }
 
@@ -296,38 +297,6 @@ void Engine::Impl::allocate(BucketState& b) {
   b.exp_avg_sq = moment(Component::kExpAvgSq, v, b.exp_avg_sq_memory);
   b.master_bits = master_bits(settings.master, b.bucket->dtype);
   b.master = Buffer(allocator, Component::kMaster, static_cast<std::size_t>(n * b.master_bits / 8));
-}
-
-// Masters that equal the weights: remainders of zero, or an FP32 copy.
-void Engine::Impl::reset_masters() {
-  for (BucketState& b : buckets) {
-    if (b.master_bits != 32) {
-      b.master.zero();
-      continue;
-    }
-    for (const Segment& s : b.state_segments) {
-      const auto* weight = static_cast<const std::byte*>(parameters[s.parameter].weight) +
-                           s.parameter_offset * bytes_of(b.bucket->dtype);
-      ops->join_master(b.bucket->dtype, weight, 0, nullptr, b.master.as<float>() + s.offset,
-                       s.elements);
-    }
-  }
-  scan_fp16_weights();
-}
-
-// max |w| of this rank's fp16 weights: where the bound on overflow starts from.
-void Engine::Impl::scan_fp16_weights() {
-  max_weight = 0;
-  for (const BucketState& b : buckets) {
-    if (b.bucket->dtype != DType::kFp16) continue;
-    for (const Segment& s : b.state_segments) {
-      const auto* weight = static_cast<const std::uint16_t*>(parameters[s.parameter].weight);
-      std::vector<float> values(static_cast<std::size_t>(s.elements));
-      ops->join_master(DType::kFp16, weight + s.parameter_offset, 0, nullptr, values.data(),
-                       s.elements);
-      for (const float x : values) max_weight = std::max(max_weight, std::abs(x));
-    }
-  }
 }
 
 Communicator* Engine::Impl::reduce_comm_of(int parameter) const {

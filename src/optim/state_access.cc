@@ -102,6 +102,7 @@ void Engine::Impl::restore_counters(const StateCounters& c) {
     states[i].step = c.steps[i];
     states[i].guard_c = c.guard_c[i];
   }
+  for (Buffer& kept : kept_weights) kept.reset();  // the weights that belong to this come apart
   scan_fp16_weights();
 }
 

@@ -203,6 +203,7 @@ bool Engine::Impl::apply(StepReport& report) {
   report.clip_coefficient = static_cast<float>(agreed.clip);
   max_weight = std::max(max_weight, update_weights(true));
   for (BucketState& b : buckets) gather_weights(b);
+  keep_weights();
   return true;
 }
 

@@ -149,7 +149,7 @@ def run_ours(cell, stages, steps, kind=Trainer):
     optimizer = trainer.zerofp8
     losses, found, first_norm = train(trainer, steps, lambda: {
         n: optimizer.full_gradient(p) for n, p in trainer.parameters().items()})
-    expected, parts, norm = reference_of(cell[0], stages == 1, trainer.accumulation, steps)
+    expected, parts, norm = reference_of(cell[0], stages == 1, trainer.loss_divisor, steps)
     worst, name, total = errors_of(found, parts)
     s = optimizer.settings
     result = {

@@ -185,7 +185,7 @@ class Trainer:
         import deepspeed
 
         self.data_ranks = world // stages
-        self.accumulation = PARTS // self.data_ranks
+        self.accumulation = self.loss_divisor = PARTS // self.data_ranks
         config = {"train_micro_batch_size_per_gpu": MICRO_SIZE,
                   "gradient_accumulation_steps": self.accumulation, **config}
         self.model = arguments.pop("model", None)

@@ -42,6 +42,7 @@ class TorchTrainer:
         rank, self.stages, self.data_ranks = dist.get_rank(), stages, world // stages
         self.stage, self.data_rank = divmod(rank, self.data_ranks)
         self.accumulation = PARTS // self.data_ranks
+        self.loss_divisor = 1  # fp16 rounds small gradients otherwise where the loss is divided
         grid = torch.arange(world).reshape(stages, self.data_ranks)
         columns = [dist.new_group(column.tolist()) for column in grid.t()]
         rows = [dist.new_group(row.tolist()) for row in grid]
@@ -63,7 +64,7 @@ class TorchTrainer:
         self.schedule = Schedule1F1B(piece, self.accumulation, loss_fn=self._scaled_loss)
 
     def _scaled_loss(self, logits, targets):
-        return loss_fn(logits, targets) * self.zerofp8.loss_scale
+        return self.zerofp8.scale(loss_fn(logits, targets))
 
     def step(self, step):
         """One step; the mean loss of all ranks' data."""
