@@ -10,6 +10,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/process_group_comm.h"
+#include "bindings/this_process.h"
 #include "zerofp8/communicator.h"
 
 namespace py = pybind11;
@@ -25,7 +26,8 @@ std::chrono::milliseconds milliseconds(double seconds) {
 
 std::shared_ptr<Communicator> of_group(const std::string& name, double timeout,
                                        GroupFactory make_group) {
-  return make_process_group_communicator(name, milliseconds(timeout), std::move(make_group));
+  return of_this_process(
+      make_process_group_communicator(name, milliseconds(timeout), std::move(make_group)));
 }
 
 // bytes in, list of each rank's bytes out; all ranks pass the same number of bytes.
@@ -108,7 +110,7 @@ void bind_comm(py::module_& m) {
           "split",
           [](Communicator& c, int color, int key) -> std::shared_ptr<Communicator> {
             const py::gil_scoped_release release;
-            return c.split(color, key);
+            return of_this_process(c.split(color, key));
           },
           py::arg("color"), py::arg("key") = 0);
   m.def("process_group_communicator", &of_group, py::arg("name"), py::arg("timeout"),

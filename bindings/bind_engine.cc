@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/this_process.h"
 #include "zerofp8/engine.h"
 #include "zerofp8/error.h"
 
@@ -55,9 +56,9 @@ class PyEngine {
       groups.reduce[name] = {group.first.get(), group.second};
     }
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<Engine>(
+    engine_ = of_this_process(std::make_unique<Engine>(
         a.settings, std::move(a.parameters), groups,
-        EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads, std::move(log)});
+        EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads, std::move(log)}));
   }
 
   Engine& engine() {
@@ -80,7 +81,7 @@ class PyEngine {
   std::map<std::string, std::pair<SharedComm, double>> reduce_;
   int data_rank_;
   std::string backend_;
-  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Engine> engine_;  // has communicators of its own, split from these
 };
 
 void bind_report(py::module_& m) {

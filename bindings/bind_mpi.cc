@@ -9,10 +9,13 @@
 #include <memory>
 #include <vector>
 
+#include "bindings/signals.h"
+#include "bindings/this_process.h"
 #include "src/comm/mpi_transport.h"
 #include "src/comm/p2p_communicator.h"
 #include "src/comm/progress.h"
 #include "src/comm/transport.h"
+#include "src/comm/work_state.h"
 
 namespace py = pybind11;
 
@@ -25,7 +28,7 @@ class MpiWorld {
  public:
   MpiWorld()
       : transport_(make_mpi_transport(kDefaultChunkBytes)),
-        progress_(std::make_shared<Progress>(transport_)) {}
+        progress_(of_this_process(std::make_unique<Progress>(transport_))) {}
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
@@ -34,9 +37,9 @@ class MpiWorld {
 
   std::shared_ptr<Communicator> open(const std::vector<int>& members, int context, double timeout) {
     const auto own = std::find(members.begin(), members.end(), rank());
-    return std::make_shared<P2pCommunicator>(
+    return of_this_process<Communicator>(std::make_unique<P2pCommunicator>(
         progress_, Group{static_cast<int>(own - members.begin()), members}, context,
-        std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000)));
+        std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000))));
   }
 
  private:
@@ -49,6 +52,8 @@ class MpiWorld {
 
 PYBIND11_MODULE(_mpi, m) {
   using zerofp8::python::MpiWorld;
+  // A copy of the communicators' code is linked into this module, too.
+  zerofp8::set_interrupt_check(&zerofp8::python::interrupted_by_signal);
   m.doc() = "Communicators over Open MPI; used by the package where comm_backend is \"mpi\".";
   py::class_<MpiWorld>(m, "World", "All ranks of MPI_COMM_WORLD; starts MPI.")
       .def(py::init(), py::call_guard<py::gil_scoped_release>())

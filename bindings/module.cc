@@ -5,6 +5,8 @@
 #include <string>
 
 #include "bindings/bind.h"
+#include "bindings/signals.h"
+#include "src/comm/work_state.h"
 #include "zerofp8/config.h"
 #include "zerofp8/error.h"
 
@@ -16,7 +18,14 @@ namespace {
 // The Python classes of zerofp8/errors.py, which carry the parts of an error as attributes.
 template <class... Args>
 void raise(const char* name, Args&&... args) {
-  const py::object type = py::module_::import("zerofp8.errors").attr(name);
+  const py::module_ errors = py::module_::import("zerofp8.errors");
+  const py::object interrupt = errors.attr("interrupted");
+  if (!interrupt.is_none()) {  // KeyboardInterrupt, as a rule; see signals.h
+    errors.attr("interrupted") = py::none();
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(interrupt.ptr())), interrupt.ptr());
+    return;
+  }
+  const py::object type = errors.attr(name);
   const py::object error = type(std::forward<Args>(args)...);
   PyErr_SetObject(type.ptr(), error.ptr());
 }
@@ -47,6 +56,7 @@ void translate(std::exception_ptr pointer) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ engine of zerofp8; use the package zerofp8 instead.";
   py::register_exception_translator(&zerofp8::python::translate);
+  zerofp8::set_interrupt_check(&zerofp8::python::interrupted_by_signal);
   zerofp8::python::bind_config(m);
   zerofp8::python::bind_comm(m);
   zerofp8::python::bind_engine(m);

@@ -1,6 +1,7 @@
 #include "bindings/process_group_comm.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -57,7 +58,7 @@ struct Call {
   std::span<std::byte> recv;
   bool control = false;
   milliseconds timeout{0};
-  std::shared_ptr<WorkState> state = std::make_shared<WorkState>();
+  std::shared_ptr<WorkState> state;
 };
 
 class ProcessGroupCommunicator final : public Communicator {
@@ -175,6 +176,7 @@ class ProcessGroupCommunicator final : public Communicator {
     call.send = send;
     call.recv = recv;
     call.timeout = timeout_;
+    call.state = std::make_shared<WorkState>(interrupted_);
     return call;
   }
 
@@ -199,6 +201,11 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Work> start(Call call) {
+    if (::getpid() != pid_) {
+      throw CommError(call.note.text() +
+                      ": this process was forked from the one that made the communicator, and has "
+                      "no part in it; call initialize where you train");
+    }
     auto work = std::make_unique<P2pWork>(call.state);
     {
       std::lock_guard lock(mutex_);
@@ -223,6 +230,8 @@ class ProcessGroupCommunicator final : public Communicator {
       if (!failure_) {
         try {
           execute(call);
+        } catch (const GroupInterrupted&) {
+          failure_ = Failure{call.note.text() + " on " + backend() + ": " + kInterrupted, {}};
         } catch (const GroupFailure& error) {
           failure_ = story(call, error.what());
         } catch (const std::exception& error) {
@@ -234,8 +243,9 @@ class ProcessGroupCommunicator final : public Communicator {
   }
 
   void execute(const Call& call) {
+    if (*interrupted_) throw GroupInterrupted(kInterrupted);
     std::vector<Note> notes(ranks());
-    const GroupCall limits{call.timeout, index_};
+    const GroupCall limits{call.timeout, index_, interrupted_.get()};
     group_->all_gather_note(&call.note, notes.data(), sizeof(Note), limits);
     for (int r = 1; r < size(); ++r) {
       const Note& other = notes[static_cast<std::size_t>(r)];
@@ -297,9 +307,11 @@ class ProcessGroupCommunicator final : public Communicator {
   std::unique_ptr<TorchGroup> group_;
   GroupFactory make_group_;
   std::atomic<milliseconds> timeout_;
+  const pid_t pid_ = ::getpid();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Call> queue_;
+  const InterruptFlag interrupted_ = std::make_shared<std::atomic<bool>>(false);
   bool closing_ = false;
   WireBytes sent_;
   std::uint64_t index_ = 0;         // of the call being executed; the thread's

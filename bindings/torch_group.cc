@@ -19,7 +19,9 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kChunkBytes = std::size_t{1} << 30;
+// Every message goes through memory of the group's own, of this size at most: gloo cannot be told
+// to stop, and may read and write the buffers of a call that was given up until its peers are gone.
+constexpr std::size_t kChunkBytes = std::size_t{16} << 20;
 // A rank that has waited so long says so in the store; afterwards it is not taken for absent.
 constexpr milliseconds kPatience{1000};
 // How long a failed rank lets the others say that they were there, too.
@@ -35,6 +37,8 @@ std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
 }
+
+using GivenUp = std::deque<std::pair<c10::intrusive_ptr<c10d::Work>, std::vector<at::Tensor>>>;
 
 // Null where torch keeps it to itself (2.6): a time-out cannot name the absent ranks then.
 template <class Group>
@@ -53,6 +57,17 @@ class C10dGroup final : public TorchGroup {
     try {
       store_ = store_of(*group_);
     } catch (const std::exception&) {  // absent ranks cannot be named then
+    }
+  }
+
+  // gloo's destructor waits for what is under way. A peer that never comes would hold it up until
+  // gloo's own time-out: then the group is left to the end of the process.
+  ~C10dGroup() override {
+    for (const auto& [work, tensors] : given_up_) {
+      if (work->isCompleted()) continue;
+      static_cast<void>(group_.release());
+      static_cast<void>(new GivenUp(std::move(given_up_)));
+      return;
     }
   }
 
@@ -80,14 +95,12 @@ class C10dGroup final : public TorchGroup {
     const auto ranks = static_cast<std::size_t>(size());
     c10d::AllgatherOptions options;
     options.timeout = call.timeout;
-    pieces(bytes, ranks, [&](std::size_t begin, std::size_t n, bool whole) {
-      // Copied: `send` may be a part of `recv`, and a group that fails must not write into either
-      // afterwards.
+    pieces(bytes, ranks, [&](std::size_t begin, std::size_t n) {
       at::Tensor mine =
           to_device(bytes_view(static_cast<const std::byte*>(send) + begin, n).clone());
-      at::Tensor all = receive_buffer(recv, n * ranks, whole);
+      at::Tensor all = at::empty({static_cast<std::int64_t>(n * ranks)}, mine.options());
       run([&] { return group_->_allgather_base(all, mine, options); }, {mine, all}, call);
-      unpack(all, recv, bytes, begin, n, whole);
+      unpack(all, recv, bytes, begin, n);
     });
   }
 
@@ -96,19 +109,16 @@ class C10dGroup final : public TorchGroup {
     c10d::AllToAllOptions options;
     options.timeout = call.timeout;
     std::vector<std::int64_t> equal;  // empty: equal parts
-    pieces(bytes, ranks, [&](std::size_t begin, std::size_t n, bool whole) {
-      at::Tensor out = bytes_view(send, n * ranks);
-      if (!whole) {
-        out = at::empty({static_cast<std::int64_t>(n * ranks)}, out.options());
-        for (std::size_t r = 0; r < ranks; ++r) {
-          std::memcpy(static_cast<std::byte*>(out.data_ptr()) + r * n,
-                      static_cast<const std::byte*>(send) + r * bytes + begin, n);
-        }
+    pieces(bytes, ranks, [&](std::size_t begin, std::size_t n) {
+      at::Tensor out = at::empty({static_cast<std::int64_t>(n * ranks)}, at::kByte);
+      for (std::size_t r = 0; r < ranks; ++r) {
+        std::memcpy(static_cast<std::byte*>(out.data_ptr()) + r * n,
+                    static_cast<const std::byte*>(send) + r * bytes + begin, n);
       }
       out = to_device(out);
-      at::Tensor in = receive_buffer(recv, n * ranks, whole);
+      at::Tensor in = at::empty_like(out);
       run([&] { return group_->alltoall_base(in, out, equal, equal, options); }, {in, out}, call);
-      unpack(in, recv, bytes, begin, n, whole);
+      unpack(in, recv, bytes, begin, n);
     });
   }
 
@@ -119,9 +129,9 @@ class C10dGroup final : public TorchGroup {
     for (std::size_t begin = 0; begin < bytes; begin += kChunkBytes) {
       const std::size_t n = std::min(kChunkBytes, bytes - begin);
       at::Tensor host = bytes_view(static_cast<std::byte*>(data) + begin, n);
-      std::vector<at::Tensor> tensors{to_device(host)};
+      std::vector<at::Tensor> tensors{to_device(host.clone())};
       run([&] { return group_->broadcast(tensors, options); }, tensors, call);
-      if (!device_.is_cpu()) host.copy_(tensors[0]);
+      if (root != rank()) host.copy_(tensors[0]);
     }
   }
 
@@ -163,26 +173,19 @@ class C10dGroup final : public TorchGroup {
     store_->set(key_of(rank()), std::vector<std::uint8_t>(text.begin(), text.end()));
   }
 
-  // Calls f(begin, length, whole) for slices of each rank's part, so that one message stays below
-  // the limit.
+  // Calls f(begin, length) for slices of each rank's part, so that one message stays below the
+  // limit.
   template <class F>
   static void pieces(std::size_t bytes, std::size_t ranks, F f) {
     const std::size_t step = std::max<std::size_t>(1, kChunkBytes / ranks);
     for (std::size_t begin = 0; begin < bytes; begin += step) {
       const std::size_t n = std::min(step, bytes - begin);
-      f(begin, n, n == bytes);
+      f(begin, n);
     }
   }
 
-  at::Tensor receive_buffer(void* recv, std::size_t bytes, bool whole) const {
-    if (whole && device_.is_cpu()) return bytes_view(recv, bytes);
-    return at::empty({static_cast<std::int64_t>(bytes)},
-                     at::TensorOptions().dtype(at::kByte).device(device_));
-  }
-
   void unpack(const at::Tensor& received, void* recv, std::size_t bytes, std::size_t begin,
-              std::size_t n, bool whole) const {
-    if (whole && device_.is_cpu()) return;
+              std::size_t n) const {
     const at::Tensor host = received.cpu();
     for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
       std::memcpy(static_cast<std::byte*>(recv) + r * bytes + begin,
@@ -190,7 +193,8 @@ class C10dGroup final : public TorchGroup {
     }
   }
 
-  // Starts a collective and waits for its end. What was given up stays alive with its tensors.
+  // Starts a collective and waits for its end. What was given up stays alive with its tensors, all
+  // of them the group's own.
   template <class Start>
   void run(Start start, std::vector<at::Tensor> tensors, const GroupCall& call) {
     c10::intrusive_ptr<c10d::Work> work;
@@ -200,6 +204,10 @@ class C10dGroup final : public TorchGroup {
       bool noted = false;
       while (!wait_a_little(*work)) {
         const auto waited = Clock::now() - begin;
+        if (call.interrupted != nullptr && *call.interrupted) {
+          given_up_.push_back({work, std::move(tensors)});
+          throw GroupInterrupted("interrupted");
+        }
         if (!noted && waited > kPatience && store_) {
           note(call.index);
           noted = true;
@@ -236,7 +244,7 @@ class C10dGroup final : public TorchGroup {
   std::string backend_;
   at::Device device_;
   c10::intrusive_ptr<c10d::Store> store_;
-  std::deque<std::pair<c10::intrusive_ptr<c10d::Work>, std::vector<at::Tensor>>> given_up_;
+  GivenUp given_up_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 // No torch header here: torch_group.cc is the one file that includes them. Nothing takes the GIL.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,10 +24,17 @@ class GroupFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The caller has given up.
+class GroupInterrupted : public GroupFailure {
+ public:
+  using GroupFailure::GroupFailure;
+};
+
 struct GroupCall {
   std::chrono::milliseconds timeout{0};
   // Number of this call on its communicator; noted in the group's store once the call waits long.
   std::uint64_t index = 0;
+  const std::atomic<bool>* interrupted = nullptr;  // looked at while the call waits
 };
 
 class TorchGroup {
@@ -39,11 +47,10 @@ class TorchGroup {
   virtual int size() const = 0;
   virtual std::string backend() const = 0;  // "gloo", "nccl"
 
-  // Of small messages that are copied, so that the caller's memory is free even if the call is
-  // given up.
+  // The caller's memory is free even if a call is given up. Of small messages: all in one.
   virtual void all_gather_note(const void* send, void* recv, std::size_t bytes,
                                const GroupCall& call) = 0;
-  // Sizes are bytes per rank, 64-bit; messages are cut to at most 1 GiB. Throw GroupFailure.
+  // Sizes are bytes per rank, 64-bit; messages are cut to at most 16 MiB. Throw GroupFailure.
   virtual void all_gather(const void* send, void* recv, std::size_t bytes,
                           const GroupCall& call) = 0;
   virtual void all_to_all(const void* send, void* recv, std::size_t bytes,

@@ -199,9 +199,15 @@ TEST(CheckpointCrash, Case41_LeftoversAreIgnored) {
     made_up_step(engine, 0, comm.rank());
     engine.save(root.path());
     if (comm.rank() == 0) {
-      for (const char* name : {".tmp-0123", ".tmp-0123456789abcdef", ".tmp-my-other-files12"}) {
+      for (const char* name : {".tmp-0123", ".tmp-0123456789abcdef", ".tmp-my-other-files12",
+                               ".tmp-aaaaaaaaaaaaaaaa", ".tmp-bbbbbbbbbbbbbbbb"}) {
         fs::create_directories(path / name);
         std::ofstream(path / name / "index.json") << "{";
+        const auto hours_ago = fs::file_time_type::clock::now() - std::chrono::hours(2);
+        const bool folder_is_old = name != std::string(".tmp-aaaaaaaaaaaaaaaa");
+        const bool file_is_old = name != std::string(".tmp-bbbbbbbbbbbbbbbb");
+        if (file_is_old) fs::last_write_time(path / name / "index.json", hours_ago);
+        if (folder_is_old) fs::last_write_time(path / name, hours_ago);
       }
       fs::create_directories(path / "step-00000099");
       std::ofstream(path / "step-00000099" / "model-00000.json") << "{";
@@ -213,7 +219,9 @@ TEST(CheckpointCrash, Case41_LeftoversAreIgnored) {
     engine.save(root.path());
   });
   EXPECT_FALSE(fs::exists(path / ".tmp-0123456789abcdef"));  // a killed save's
-  EXPECT_TRUE(fs::exists(path / ".tmp-0123"));               // names that no save gives
+  EXPECT_TRUE(fs::exists(path / ".tmp-aaaaaaaaaaaaaaaa"));   // saves of others, under way
+  EXPECT_TRUE(fs::exists(path / ".tmp-bbbbbbbbbbbbbbbb"));
+  EXPECT_TRUE(fs::exists(path / ".tmp-0123"));  // names that no save gives
   EXPECT_TRUE(fs::exists(path / ".tmp-my-other-files12"));
   EXPECT_EQ(load(root.path()).step, 2);
   std::ofstream(path / "latest") << "step-00000099\n";  // names one that is not complete

@@ -4,6 +4,10 @@ Errors that concern all ranks carry the same text on every rank.
 """
 
 
+# What a signal's handler raised while the extension waited for other ranks; set and taken there.
+interrupted = None
+
+
 class Error(RuntimeError):
     """Base of all exceptions of this package."""
 

@@ -5,17 +5,16 @@ Groups of the user's are never used for communication: two users of one group ca
 
 import hashlib
 import json
-import time
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from . import _C, mpi
+from . import _C, meeting, mpi, torch_names
 from .errors import CommError, ConfigError, Error
 
-_calls = 0  # of exchange() in this process: all ranks call initialize() in the same order
 _made = Counter()  # groups of zerofp8's own in this process, by their members
 
 
@@ -56,11 +55,12 @@ class Layout:
         return cls(rank, ranks(data, "data"), ranks(pipeline, "pipeline"), ranks(tensor, "tensor"))
 
 
-def exchange(layout, record, timeout, again=False):
+def exchange(layout, record, timeout, again=None):
     """Give `record` (JSON-able) to all ranks that this one is connected with, and get theirs.
 
     Goes through the store of torch.distributed and not through a group, since groups may be what
-    the ranks disagree on. `again`: the second exchange of one ``initialize``.
+    the ranks disagree on. `again`: the records of the first exchange, in the second exchange of one
+    ``initialize``.
 
     Returns
     -------
@@ -74,22 +74,17 @@ def exchange(layout, record, timeout, again=False):
     ConfigError
         Ranks were given different groups. The text is the same on all ranks.
     """
-    global _calls
     record = dict(record, layout=vars(layout))
-    if not dist.is_initialized() or layout.data == layout.pipeline == layout.tensor:
+    if not dist.is_initialized() or not meeting.groups_of(record["layout"]):
         return {layout.rank: record}
-    # Not counted twice: ranks that need one exchange and ranks that need two may meet again later.
-    _calls += 0 if again else 1
-    store = dist.PrefixStore(f"zerofp8/initialize/{_calls}" + ("/again" if again else ""),
-                             dist.distributed_c10d._get_default_store())
-    store.set(str(layout.rank), json.dumps(record))
-    records, deadline = {}, time.monotonic() + timeout
-    wanted = {*layout.data, *layout.pipeline, *layout.tensor}
-    while wanted:
-        for rank, text in _read(store, sorted(wanted), deadline).items():
-            records[rank] = json.loads(text)
-        known = [r["layout"] for r in records.values()]
-        wanted = {m for k in known for m in (*k["data"], *k["pipeline"], *k["tensor"])} - {*records}
+    store = dist.PrefixStore("zerofp8/initialize", dist.distributed_c10d._get_default_store())
+    try:
+        if again is None:
+            records = meeting.meet(store, layout.rank, record, timeout)
+        else:
+            records = meeting.meet_again(store, layout.rank, again, record, timeout)
+    except meeting.Absent as error:
+        raise _absent(error.args[0]) from None
     records = dict(sorted(records.items()))
     _check_same_groups(records)
     return records
@@ -97,15 +92,14 @@ def exchange(layout, record, timeout, again=False):
 
 def _read(store, ranks, deadline):
     keys = [str(r) for r in ranks]
-    left = max(0.1, deadline - time.monotonic())
-    try:
-        store.wait(keys, timedelta(seconds=left))
-        return {r: store.get(k).decode() for r, k in zip(ranks, keys)}
-    except RuntimeError:
-        absent = [r for r, k in zip(ranks, keys) if not store.check([k])]
-        raise CommError("zerofp8.initialize: global ranks "
-                        f"{absent} did not call it in time (or are not in the groups given)",
-                        absent) from None
+    if not meeting.wait(store, keys, deadline):
+        raise _absent([r for r, k in zip(ranks, keys) if not store.check([k])])
+    return {r: store.get(k).decode() for r, k in zip(ranks, keys)}
+
+
+def _absent(ranks):
+    return CommError(f"zerofp8.initialize: global ranks {ranks} did not call it in time (or are not "
+                     "in the groups given)", ranks)
 
 
 def _check_same_groups(records):
@@ -169,7 +163,7 @@ def check_same_backend(records):
                           "the same on all ranks", "pass the same config to all ranks")
 
 
-def communicator(ranks, timeout, backend="torch"):
+def communicator(ranks, timeout, backend="torch", made=None):
     """A communicator of zerofp8's own over these global ranks; called by all of them.
 
     Parameters
@@ -180,6 +174,8 @@ def communicator(ranks, timeout, backend="torch"):
         Seconds for one collective.
     backend : {"torch", "mpi"}
         As `choose_backend` gives it; the same on all ranks.
+    made : list, optional
+        Gets the process groups that are made, also by a later ``split``, for `give_back`.
     """
     ranks = sorted(ranks)
     if len(ranks) == 1:
@@ -189,10 +185,35 @@ def communicator(ranks, timeout, backend="torch"):
     if backend == "mpi":
         return mpi.communicator(ranks, timeout, _read)
 
-    def make_group(members):
-        return _new_group([ranks[m] for m in members], timeout).group_name
+    made = [] if made is None else made
 
-    return _C.process_group_communicator(_new_group(ranks, timeout).group_name, timeout, make_group)
+    def make_group(members):
+        made.append(_new_group([ranks[m] for m in members], timeout))
+        return made[-1].group_name
+
+    return _C.process_group_communicator(make_group(range(len(ranks))), timeout, make_group)
+
+
+def give_back(made, pid):
+    """Destroy process groups whose communicators have gone: torch's register holds them, too.
+
+    Not collective, ranks may come at different times.
+
+    Parameters
+    ----------
+    made : list
+        As `communicator` has filled it; empty afterwards.
+    pid : int
+        Of the process that made them; a forked one has none of their threads and leaves them.
+    """
+    if os.getpid() != pid:
+        return
+    while made:
+        group = made.pop()
+        try:
+            dist.destroy_process_group(group)
+        except (AssertionError, ValueError):  # went with the world, which was destroyed before
+            pass
 
 
 def _new_group(ranks, timeout):
@@ -210,7 +231,10 @@ def _new_group(ranks, timeout):
     torchs = c10d._process_group_name
     c10d._process_group_name = lambda ranks, use_hashed_name: name
     try:
-        return dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo",
-                              use_local_synchronization=True)
+        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), backend="gloo",
+                               use_local_synchronization=True)
     finally:
         c10d._process_group_name = torchs
+    if group.group_name != name:
+        raise torch_names.lacks("a new_group that asks _process_group_name")
+    return group

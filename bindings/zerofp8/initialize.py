@@ -133,6 +133,7 @@ class _Prepared:
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
         self.tied = self._find_tied()
+        self.made = []  # process groups; the optimizer gives them back
 
     def _find_tied(self):
         tied = {}
@@ -150,9 +151,9 @@ class _Prepared:
     def finish(self, records, timeout):
         """Make communicators and the engine, hook the parameters."""
         layout = self.layout
-        data = groups.communicator(layout.data, timeout, self.backend)
+        data = groups.communicator(layout.data, timeout, self.backend, self.made)
         model_ranks = groups.model_ranks(records, layout.rank)
-        model = (groups.communicator(model_ranks, timeout, self.backend)
+        model = (groups.communicator(model_ranks, timeout, self.backend, self.made)
                  if len(model_ranks) > 1 else None)
         tied, first_holder = self._tied_groups(records, timeout)
         reduce = self._reduce_groups(timeout)
@@ -167,13 +168,13 @@ class _Prepared:
             logger.info("zerofp8: %s", configs.description(self.options))
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
-                         self.decoupled, has_loss=layout.rank == layout.pipeline[-1])
+                         self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made)
 
     def _summed_groups(self, tied, timeout):
         """Communicators of the copies whose gradients are added up, by the engine's name."""
         summed = {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}
         if self.partial:
-            tensor = groups.communicator(self.layout.tensor, timeout, self.backend)
+            tensor = groups.communicator(self.layout.tensor, timeout, self.backend, self.made)
             summed.update((n.tied_key, tensor) for n in self.parameters if n.partial)
         return summed
 
@@ -203,7 +204,7 @@ class _Prepared:
             return
         records = groups.exchange(self.layout, {
             "replicated": digests, "error": None if error is None else groups.as_record(error)},
-            timeout, again=True)
+            timeout, again=records)
         groups.raise_first_error(records)
         check_replicated(records)
 
@@ -215,7 +216,7 @@ class _Prepared:
         """Communicator and divisor by the engine's name of a group; one for the same ranks."""
         ranks = sorted({tuple(entry[0]) for entry in self.reduce if entry is not None})
         # Sorted, so that all ranks make them in one order.
-        comms = {r: groups.communicator(list(r), timeout, self.backend) for r in ranks}
+        comms = {r: groups.communicator(list(r), timeout, self.backend, self.made) for r in ranks}
         return {reduce_groups.name_of(i): (comms[tuple(entry[0])], entry[1])
                 for i, entry in enumerate(self.reduce) if entry is not None}
 
@@ -226,7 +227,7 @@ class _Prepared:
         for name in names:
             holders = [r for r in self.layout.pipeline if name in records[r]["tied"]]
             if self.layout.rank in holders:
-                tied[name] = groups.communicator(holders, timeout, self.backend)
+                tied[name] = groups.communicator(holders, timeout, self.backend, self.made)
                 first_holder[name] = holders[0] == self.layout.rank
         return tied, first_holder
 

@@ -1,5 +1,6 @@
 """The optimizer that ``initialize`` returns."""
 
+import os
 import weakref
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ import torch
 from .errors import ArgumentError, ConfigError, UnsupportedError
 from .parameters import adam_options, as_tuple
 from .plan import Plan
-from . import state
+from . import groups, state
 from .weights import WeightWatch
 
 
@@ -36,7 +37,8 @@ class Optimizer(torch.optim.Optimizer):
         Which dtype every part uses, stage, micro-batches per step.
     """
 
-    def __init__(self, template, engine, parameters, taker, settings, decoupled, has_loss=True):
+    def __init__(self, template, engine, parameters, taker, settings, decoupled, has_loss=True,
+                 made=None):
         super().__init__(template.param_groups, dict(template.defaults))
         self._engine = engine
         self._parameters = parameters
@@ -53,6 +55,8 @@ class Optimizer(torch.optim.Optimizer):
         self.settings = settings
         self.last_report = None
         taker.stand_for(self)
+        self._give_back = weakref.finalize(self, groups.give_back, made or [], os.getpid())
+        self._give_back.atexit = False  # the process's end takes them
         _made.add(self)
 
     # -- one step --------------------------------------------------------------------------------
@@ -325,9 +329,10 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def close(self):
-        """Give memory and hooks back. The model keeps its weights."""
+        """Give memory, threads, process groups and hooks back. The model keeps its weights."""
         self._taker.close()
         self._engine.close()
+        self._give_back()
 
     def __getstate__(self):
         raise UnsupportedError("pickle", "the optimizer itself", "its state_dict()",

@@ -31,7 +31,7 @@ std::shared_ptr<WorkState> Channel::push(ExchangePlan plan) {
                                 to_string(plan.kind), plan.label, failure_->story),
                     failure_->absent_ranks);
   }
-  auto state = std::make_shared<WorkState>();
+  auto state = std::make_shared<WorkState>(interrupted_);
   queue_.push_back(std::make_unique<Item>(Item{Exchange(std::move(plan), calls_++), state}));
   return state;
 }
@@ -69,6 +69,11 @@ bool Channel::advance() {
     return true;
   }
   if (head == nullptr) return false;
+  if (*interrupted_) {
+    const Group& group = links_->group();
+    fail({group.name(group.rank) + " was interrupted by a signal", {group.rank}});
+    return true;
+  }
   try {
     const bool moved = head->exchange.advance(*links_);
     if (head->exchange.done()) complete_head();

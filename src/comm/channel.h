@@ -44,6 +44,7 @@ class Channel {
   std::condition_variable closed_changed_;
   std::deque<std::unique_ptr<Item>> queue_;
   std::uint64_t calls_ = 0;
+  const InterruptFlag interrupted_ = std::make_shared<std::atomic<bool>>(false);
   std::optional<Failure> failure_;
   bool closing_ = false;
   bool closed_ = false;

@@ -1,8 +1,18 @@
 #include "src/comm/work_state.h"
 
+#include <chrono>
+
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenChecks{100};
+std::atomic<InterruptCheck> interrupt_check{nullptr};
+
+}  // namespace
+
+void set_interrupt_check(InterruptCheck check) { interrupt_check = check; }
 
 void WorkState::finish() {
   std::lock_guard lock(mutex_);
@@ -28,9 +38,19 @@ void WorkState::wait() const {
 }
 
 void WorkState::wait_and_throw() const {
-  wait();
-  std::lock_guard lock(mutex_);
+  const InterruptCheck check = interrupt_check;
+  if (check == nullptr) wait();
+  std::unique_lock lock(mutex_);
+  bool given_up = false;
+  while (!changed_.wait_for(lock, kBetweenChecks, [this] { return done_; })) {
+    if (given_up) continue;  // until the buffers are free
+    lock.unlock();
+    given_up = check();
+    if (given_up) *interrupted_ = true;
+    lock.lock();
+  }
   if (failure_.has_value()) throw CommError(failure_->story, failure_->absent_ranks);
+  if (given_up) throw CommError(kInterrupted);  // it ended in this moment
 }
 
 }  // namespace zerofp8

@@ -1,11 +1,13 @@
 // The result of one collective, shared between the caller's Work and the progress thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zerofp8/communicator.h"
@@ -19,8 +21,18 @@ struct Failure {
   std::vector<int> absent_ranks;
 };
 
+// Asked several times a second while a thread waits for a collective: true to give up, as a signal
+// does under Python. nullptr: never. For the whole process; set before there are communicators.
+using InterruptCheck = bool (*)();
+void set_interrupt_check(InterruptCheck check);
+inline constexpr char kInterrupted[] = "interrupted by a signal on this rank";
+
+// Set by a waiter that gives up: who moves the communicator's collectives then fails them all.
+using InterruptFlag = std::shared_ptr<std::atomic<bool>>;
+
 class WorkState {
  public:
+  explicit WorkState(InterruptFlag interrupted) : interrupted_(std::move(interrupted)) {}
   void finish();
   void fail(const Failure& failure);
   bool done() const;
@@ -28,6 +40,7 @@ class WorkState {
   void wait_and_throw() const;  // throws CommError if it failed
 
  private:
+  const InterruptFlag interrupted_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   bool done_ = false;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <random>
 
@@ -48,16 +49,38 @@ std::string new_folder_name(const std::string& root, std::int64_t step) {
   return name;
 }
 
+// Nothing in it was written to for an hour. What vanishes meanwhile is another save's doing.
+bool is_abandoned(const fs::path& folder) {
+  constexpr std::chrono::hours kLongest{1};
+  const auto now = fs::file_time_type::clock::now();
+  std::error_code gone;
+  const auto old = [&](const fs::path& path) {
+    const fs::file_time_type written = fs::last_write_time(path, gone);
+    return !gone && now - written > kLongest;
+  };
+  if (!old(folder)) return false;
+  fs::directory_iterator it(folder, gone);
+  for (; !gone && it != fs::directory_iterator(); it.increment(gone)) {
+    if (!old(it->path())) return false;
+  }
+  return !gone;
+}
+
 // Folders of saves that were killed, by the name that a save gives: .tmp- and 16 hex digits.
+// Another job, or other ranks of this one, may be saving into the same root: theirs are young.
 void remove_unfinished(const std::string& root) {
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(root)) {
     const std::string name = entry.path().filename().string();
     const bool ours = name.size() == 21 && name.rfind(".tmp-", 0) == 0 &&
                       name.find_first_not_of("0123456789abcdef", 5) == std::string::npos;
-    if (ours && entry.is_directory()) found.push_back(entry.path());
+    std::error_code gone;
+    if (ours && entry.is_directory(gone) && is_abandoned(entry.path())) {
+      found.push_back(entry.path());
+    }
   }
-  for (const fs::path& path : found) fs::remove_all(path);
+  std::error_code ignored;  // two saves may come upon the same one
+  for (const fs::path& path : found) fs::remove_all(path, ignored);
 }
 
 }  // namespace

@@ -1,0 +1,59 @@
+"""What of torch is relied on although it is not public, looked for when the package is imported."""
+
+import importlib
+import inspect
+
+import torch
+
+from .errors import UnsupportedError
+
+TESTED_VERSIONS = ("2.11.0",)
+
+# (module, attribute path, arguments that it has to take)
+_NEEDED = (
+    ("torch", "_C._current_graph_task_id", ()),
+    ("torch", "autograd.Variable._execution_engine.queue_callback", ()),
+    ("torch", "_amp_foreach_non_finite_check_and_unscale_", ()),
+    ("torch.distributed.distributed_c10d", "_get_default_store", ()),
+    ("torch.distributed.distributed_c10d", "_process_group_name", ("ranks", "use_hashed_name")),
+    ("torch.distributed.distributed_c10d", "new_group", ("use_local_synchronization",)),
+)
+
+
+def missing():
+    """What the installed torch lacks, as a list of names."""
+    absent = []
+    for module, path, arguments in _NEEDED:
+        name = f"{module}.{path}"
+        try:
+            found = importlib.import_module(module)
+            for part in path.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            absent.append(name)
+            continue
+        taken = inspect.signature(found).parameters if arguments else ()
+        absent += [f"argument \"{a}\" of {name}" for a in arguments if a not in taken]
+    return absent
+
+
+def check():
+    """Refuse a torch that lacks something.
+
+    Raises
+    ------
+    UnsupportedError
+        With the names that are missing.
+    """
+    absent = missing()
+    if absent:
+        raise lacks(", ".join(absent))
+
+
+def lacks(what):
+    """The error for a torch without `what`."""
+    return UnsupportedError("torch", f"version {torch.__version__} without {what}",
+                            "tested: " + ", ".join(TESTED_VERSIONS), "install that version")
+
+
+check()  # before taken.py and others meet a missing name in their own way
