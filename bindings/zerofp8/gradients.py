@@ -42,8 +42,6 @@ class GradientTaker:
         self.integration = integration
         self.sharded = sharded
         self.dirty = False         # a gradient was taken since the last step
-        self.deferred = False      # inside no_sync
-        self.micro_batches_deferred = 0
         self._open_task = None     # graph task whose end ends the micro-batch
         self._at_end = lambda: None  # what is called then; the task holds it as long as it lives
         self._taken = False        # a gradient in the pass under way
@@ -129,7 +127,6 @@ class GradientTaker:
         """Forget what was under way: the step has begun or gradients were discarded."""
         self.dirty = self._taken = False
         self._open_task = None
-        self.micro_batches_deferred = 0
         self._held = {}
         self._stand_ins.remove_all()
 

@@ -263,9 +263,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Ordinary in-place writes (``load_state_dict``, ``p.copy_``) are noticed without it.
         """
-        text = self._watch.replaced()
-        if text:
-            raise ArgumentError(text)
+        self._watch.check()
         self._watch.reset()
 
     # -- plan ------------------------------------------------------------------------------------

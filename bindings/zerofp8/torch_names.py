@@ -1,11 +1,9 @@
 """What of torch is relied on although it is not public, looked for when the package is imported."""
 
-import importlib
-import inspect
-
 import torch
 
 from .errors import UnsupportedError
+from .relied_on import absent_of
 
 TESTED_VERSIONS = ("2.11.0",)
 
@@ -22,19 +20,7 @@ _NEEDED = (
 
 def missing():
     """What the installed torch lacks, as a list of names."""
-    absent = []
-    for module, path, arguments in _NEEDED:
-        name = f"{module}.{path}"
-        try:
-            found = importlib.import_module(module)
-            for part in path.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError):
-            absent.append(name)
-            continue
-        taken = inspect.signature(found).parameters if arguments else ()
-        absent += [f"argument \"{a}\" of {name}" for a in arguments if a not in taken]
-    return absent
+    return absent_of(_NEEDED)
 
 
 def check():

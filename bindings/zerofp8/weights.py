@@ -35,12 +35,16 @@ class WeightWatch:
                         "(e.g. by model.to() or load_state_dict(assign=True)); initialize again")
         return ""
 
-    @torch.no_grad()
-    def look(self):
-        """Let masters follow weights that were changed; called before anything is reduced."""
+    def check(self):
+        """Refuse storages that were replaced."""
         text = self.replaced()
         if text:
             raise ArgumentError(text)
+
+    @torch.no_grad()
+    def look(self):
+        """Let masters follow weights that were changed; called before anything is reduced."""
+        self.check()
         changed = [i for i, (named, version) in enumerate(zip(self._parameters, self._versions))
                    if named.parameter._version != version]
         if not changed:

@@ -170,6 +170,17 @@ def adamw_section(lr=LR):
                                         "weight_decay": DECAY}}
 
 
+def plain_step(engine, parts):
+    """One step of DeepSpeed's plain engine; the sum of its micro-batches' losses, of shape (1,)."""
+    total = torch.zeros(1)
+    for tokens, targets in parts:
+        loss = engine(tokens, targets)
+        engine.backward(loss)
+        engine.step()
+        total += loss.detach()
+    return total
+
+
 class Trainer:
     """A DeepSpeed engine for one layout, and its share of the micro-batches.
 
@@ -204,12 +215,7 @@ class Trainer:
                 for i in range(self.accumulation)]
         if self.stages > 1:
             return float(self.engine.train_batch(iter(mine)))
-        total = torch.zeros(1)
-        for tokens, targets in mine:
-            loss = self.engine(tokens, targets)
-            self.engine.backward(loss)
-            self.engine.step()
-            total += loss.detach() / self.accumulation
+        total = plain_step(self.engine, mine) / self.accumulation
         torch.distributed.all_reduce(total)
         return float(total) / self.data_ranks
 

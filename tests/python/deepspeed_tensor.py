@@ -5,6 +5,7 @@ import hashlib
 import torch
 import torch.distributed as dist
 from deepspeed_cells import join, quiet
+from deepspeed_gpt import plain_step
 from tensor_parallel import (BLOCKS, Block, Embed, Head, Ranks, Reference, initial_weights, loss_of,
                              micro_batch, norm_of, slice_of)
 from torch import nn
@@ -88,12 +89,7 @@ class Trainer:
                 for i in range(self.accumulation)]
         if self.ranks.stages > 1:
             return float(self.engine.train_batch(iter(mine)))
-        total = torch.zeros(1)
-        for tokens, targets in mine:
-            loss = self.engine(tokens, targets)
-            self.engine.backward(loss)
-            self.engine.step()
-            total += loss.detach() / PARTS
+        total = plain_step(self.engine, mine) / PARTS
         dist.all_reduce(total, group=self.ranks.data_group)
         return float(total)
 

@@ -1,9 +1,7 @@
 """What of DeepSpeed is relied on, looked for when ``install`` is called."""
 
-import importlib
-import inspect
-
 from ..errors import UnsupportedError
+from ..relied_on import absent_of
 
 TESTED_VERSIONS = ("0.19.8", "0.19.6", "0.18.9")
 # With 0.18.9, gradients of stages before the last came out divided by the micro-batches once more
@@ -69,19 +67,7 @@ def check_pipeline(stages, accumulation_steps):
 
 def missing():
     """What the installed DeepSpeed lacks, as a list of names."""
-    absent = []
-    for module, path, arguments in _NEEDED:
-        name = f"{module}.{path}"
-        try:
-            found = importlib.import_module(module)
-            for part in path.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError):
-            absent.append(name)
-            continue
-        taken = inspect.signature(found).parameters if arguments else ()
-        absent += [f"argument \"{a}\" of {name}" for a in arguments if a not in taken]
-    return absent
+    return absent_of(_NEEDED)
 
 
 def check():
