@@ -10,6 +10,8 @@ TESTED_VERSIONS = ("2.11.0",)
 # (module, attribute path, arguments that it has to take)
 _NEEDED = (
     ("torch", "_C._current_graph_task_id", ()),
+    ("torch", "_C._will_engine_execute_node", ()),
+    ("torch.nn.parallel", "DistributedDataParallel._active_ddp_module", ()),
     ("torch", "autograd.Variable._execution_engine.queue_callback", ()),
     ("torch", "_amp_foreach_non_finite_check_and_unscale_", ()),
     ("torch.distributed.distributed_c10d", "_get_default_store", ()),

@@ -88,15 +88,12 @@ void remove_unfinished(const std::string& root) {
 std::vector<StoredTensor> Engine::Impl::stored_tensors(BucketState& b, const Segment& s,
                                                        std::int64_t at) {
   const int block = settings.block_size;
-  const int weight_bytes = bytes_of(b.bucket->dtype);
   std::vector<StoredTensor> tensors;
-  tensors.push_back(
-      {"weight",
-       b.bucket->dtype == DType::kFp32   ? "F32"
-       : b.bucket->dtype == DType::kBf16 ? "BF16"
-                                         : "F16",
-       static_cast<std::byte*>(parameters[s.parameter].weight) + s.parameter_offset * weight_bytes,
-       1, weight_bytes});
+  tensors.push_back({"weight",
+                     b.bucket->dtype == DType::kFp32   ? "F32"
+                     : b.bucket->dtype == DType::kBf16 ? "BF16"
+                                                       : "F16",
+                     weight_of(b, s), 1, bytes_of(b.bucket->dtype)});
   if (b.master_bits != 0) {
     tensors.push_back({"master",
                        b.master_bits == 32   ? "F32"

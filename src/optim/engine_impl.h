@@ -158,6 +158,7 @@ struct Engine::Impl {
   void reset_masters();
   void weight_changed(int parameter);
   void keep_weights();
+  float largest_fp16_weight(const BucketState& b, const Segment& s) const;
   void scan_fp16_weights();
 
   // state_access.cc

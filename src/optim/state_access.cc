@@ -21,13 +21,10 @@ void Engine::Impl::decode_state(const BucketState& b, const Segment& s, std::int
                       block);
       break;
     }
-    case StateKind::kMaster: {
-      const auto* weight = static_cast<const std::byte*>(parameters[s.parameter].weight) +
-                           s.parameter_offset * bytes_of(b.bucket->dtype);
-      ops->join_master(b.bucket->dtype, weight, b.master_bits,
+    case StateKind::kMaster:
+      ops->join_master(b.bucket->dtype, weight_of(b, s), b.master_bits,
                        b.master.data() + at * b.master_bits / 8, values.data(), s.elements);
       break;
-    }
     case StateKind::kExpAvg:
       ops->decode(b.exp_avg.at(at, block), values.data(), s.padded, block);
       break;

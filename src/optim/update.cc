@@ -82,8 +82,7 @@ std::uint32_t Engine::Impl::adam_segment(BucketState& b, const Segment& segment,
   const int block = settings.block_size;
   const int bytes = bytes_of(b.bucket->dtype);
   const std::int64_t whole = segment.elements / block * block;
-  auto* weight = static_cast<std::byte*>(parameters[segment.parameter].weight) +
-                 segment.parameter_offset * bytes;
+  std::byte* weight = weight_of(b, segment);
   std::uint32_t max_bits =
       parallel_blocks(whole, block, options.threads, [&](std::int64_t begin, std::int64_t n) {
         return run_adam(b, segment, begin, n, weight + begin * bytes, scalars, commit);
@@ -156,8 +155,7 @@ void Engine::Impl::gather_weights(BucketState& b) {
                         bool pack) {
     for (const Segment& s :
          segments_in(*b.bucket, rank * shard + begin, rank * shard + begin + n)) {
-      auto* weight =
-          static_cast<std::byte*>(parameters[s.parameter].weight) + s.parameter_offset * bytes;
+      std::byte* weight = weight_of(b, s);
       std::byte* packed = memory + s.offset * bytes;
       const auto size = static_cast<std::size_t>(s.elements * bytes);
       pack ? std::memcpy(packed, weight, size) : std::memcpy(weight, packed, size);

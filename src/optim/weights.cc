@@ -62,7 +62,9 @@ void Engine::Impl::weight_changed(int parameter) {
     }
     std::memcpy(kept.data(), now, static_cast<std::size_t>(s.elements) * bytes);
   }
-  if (b.bucket->dtype == DType::kFp16) scan_fp16_weights();
+  for (const Segment& s : b.state_segments) {
+    if (s.parameter == parameter) max_weight = std::max(max_weight, largest_fp16_weight(b, s));
+  }
   if (b.master_bits != 0 && !told_of_writes && data_rank() == 0) {
     told_of_writes = true;
     log(fmt::format(
@@ -84,17 +86,22 @@ void Engine::Impl::keep_weights() {
   }
 }
 
+// max |w| of a segment of fp16 weights; 0 for other dtypes.
+float Engine::Impl::largest_fp16_weight(const BucketState& b, const Segment& s) const {
+  if (b.bucket->dtype != DType::kFp16) return 0;
+  std::vector<float> values(static_cast<std::size_t>(s.elements));
+  ops->join_master(DType::kFp16, weight_of(b, s), 0, nullptr, values.data(), s.elements);
+  float largest = 0;
+  for (const float x : values) largest = std::max(largest, std::abs(x));
+  return largest;
+}
+
 // max |w| of this rank's fp16 weights: where the bound on overflow starts from.
 void Engine::Impl::scan_fp16_weights() {
   max_weight = 0;
   for (const BucketState& b : buckets) {
-    if (b.bucket->dtype != DType::kFp16) continue;
     for (const Segment& s : b.state_segments) {
-      const auto* weight = static_cast<const std::uint16_t*>(parameters[s.parameter].weight);
-      std::vector<float> values(static_cast<std::size_t>(s.elements));
-      ops->join_master(DType::kFp16, weight + s.parameter_offset, 0, nullptr, values.data(),
-                       s.elements);
-      for (const float x : values) max_weight = std::max(max_weight, std::abs(x));
+      max_weight = std::max(max_weight, largest_fp16_weight(b, s));
     }
   }
 }
