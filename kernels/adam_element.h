@@ -37,4 +37,17 @@ ZEROFP8_HD float adam_weight(float p, float m, float root, const AdamScalars& s)
   return fma_rn(-s.step_size, div_rn(m, denominator), p * s.decay);
 }
 
+struct AdamElement {
+  float m, v, p;  // v: the second moment, or with kRoot its square root
+};
+// All of it for one element; `v` as it is stored.
+template <bool kRoot>
+ZEROFP8_HD AdamElement adam_element(float sum, float m, float v, float p, const AdamScalars& s) {
+  const float g = adam_gradient(sum, p, s);
+  const float first = adam_first(m, g, s);
+  const float second = kRoot ? adam_second_of_root(v, g, first, s) : adam_second(v, g, first, s);
+  const float root = sqrt_rn(second);
+  return {first, kRoot ? root : second, adam_weight(p, first, root, s)};
+}
+
 }  // namespace zerofp8::element

@@ -94,13 +94,10 @@ ZEROFP8_INLINE void adam_compute(const AdamArgs& a, std::int64_t at, int n, Adam
         kDraw ? granule_key(a.moments.key, first + static_cast<unsigned>(granule)) : 0u;
     for (std::uint32_t lane = 0; lane < kGranule; ++lane) {
       const std::uint32_t i = static_cast<std::uint32_t>(granule) * kGranule + lane;
-      const float g = adam_gradient(s.g[i], s.p[i], k);
-      const float m = adam_first(s.m[i], g, k);
-      const float v = kRoot ? adam_second_of_root(s.v[i], g, m, k) : adam_second(s.v[i], g, m, k);
-      const float root = sqrt_rn(v);
-      s.m[i] = m;
-      s.v[i] = kRoot ? root : v;
-      s.p[i] = adam_weight(s.p[i], m, root, k);
+      const AdamElement next = adam_element<kRoot>(s.g[i], s.m[i], s.v[i], s.p[i], k);
+      s.m[i] = next.m;
+      s.v[i] = next.v;
+      s.p[i] = next.p;
       if (kDraw) s.draws[i] = lane_bits(base, lane);
     }
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "kernels/adam_element.h"
+#include "kernels/codec.h"
 #include "kernels/master_element.h"
 #include "zerofp8/element.h"
 #include "zerofp8/ops.h"
@@ -88,25 +89,6 @@ ZEROFP8_INLINE void decode_block(const View& in, float* __restrict out, int n) {
       break;
   }
 }
-
-// The encoders of one storage, as encode_loop takes them.
-template <DType kDtype, bool kFinite>
-struct Codec {
-  ZEROFP8_INLINE std::uint32_t nearest(float x) { return encode_nearest<kDtype, kFinite>(x); }
-  ZEROFP8_INLINE std::uint32_t stochastic(float x, std::uint32_t r16) {
-    return encode_stochastic<kDtype, kFinite>(x, r16);
-  }
-  ZEROFP8_INLINE std::uint32_t mixed(float x, std::uint32_t r16) {
-    return encode_mixed<kDtype, kFinite>(x, r16);
-  }
-};
-struct PlainFp16 {
-  ZEROFP8_INLINE std::uint32_t nearest(float x) { return encode_fp16_ieee(x); }
-  ZEROFP8_INLINE std::uint32_t stochastic(float x, std::uint32_t r16) {
-    return encode_fp16_ieee_stochastic(x, r16);
-  }
-  ZEROFP8_INLINE std::uint32_t mixed(float x, std::uint32_t) { return encode_fp16_ieee(x); }
-};
 
 // `shift`: 16 takes the draw's upper 16 bits, 0 the lower ones, so that one draw serves two
 // encodings.

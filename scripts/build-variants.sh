@@ -1,24 +1,45 @@
 #!/usr/bin/env bash
-# Builds that users may want besides the presets: without MPI, kernels with clang, with benchmarks. Each runs a few tests.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Builds that users may want besides release: without MPI, with CUDA, kernels with clang, with benchmarks. Each runs a few
+# tests; CUDA's need no GPU: its kernels are compiled for each architecture and read (registers, spills, precision).
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-variant() {  # name, target list, cmake arguments...
+build() {  # name, target list, cmake arguments...
   local name=$1 targets=$2
   shift 2
-  printf '\n== variant %s\n' "$name"
-  cmake -G Ninja -B "build/$name" -DCMAKE_BUILD_TYPE=Release "$@" >/dev/null
+  say "variant $name"
+  cmake -B "build/$name" "$@" >/dev/null
   # shellcheck disable=SC2086  # a list
   cmake --build "build/$name" --target $targets
 }
-variant no-mpi "comm_thread_test launch_env_test engine_exact_test zerofp8_cli" -DZEROFP8_WITH_MPI=OFF
+preset() {  # name, target list, cmake arguments...
+  build "$1" "$2" --preset "$1" "${@:3}"
+}
+
+preset no-mpi "comm_thread_test launch_env_test engine_exact_test zerofp8_cli"
 ctest --test-dir build/no-mpi --output-on-failure -L '^(comm_thread|launch_env|engine_exact)_test'
+
+if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
+  CUOBJDUMP=$(command -v cuobjdump || find "${CUDA_HOME:-/usr/local/cuda}/bin" "$VENV" -type f -name cuobjdump 2>/dev/null | head -n 1)
+  if [ -z "$CUOBJDUMP" ]; then
+    [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check -r requirements-cuda.txt
+    CUOBJDUMP=$(find "$VENV" -type f -name cuobjdump | head -n 1)
+    chmod +x "$(dirname "$CUOBJDUMP")/"{cuobjdump,nvdisasm}
+  fi
+  for name in cuda cuda-no-mpi; do
+    preset "$name" "device_test isa_test zerofp8_cli" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP"
+    ctest --test-dir "build/$name" --output-on-failure -L '^(device|isa)_test'
+    ctest --test-dir "build/$name" --no-tests=error -V -R '^cuda_object$'
+  done
+else
+  echo "nvcc is not installed: the builds with CUDA were left out"
+fi
 if command -v clang++ >/dev/null; then
   # The kernels only: clang 14 with the headers of g++ 12 does not take the config layer.
-  variant clang "isa_test adam_kernel_test" -DCMAKE_CXX_COMPILER=clang++
+  build clang "isa_test adam_kernel_test" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=clang++
   ctest --test-dir build/clang --output-on-failure -L "^(isa|adam_kernel)_test"
 else
   echo "clang++ is not installed: its variant was left out"
 fi
-variant benchmarks kernels_bench -DZEROFP8_BUILD_TESTS=OFF -DZEROFP8_BUILD_BENCHMARKS=ON
+build benchmarks kernels_bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEROFP8_BUILD_TESTS=OFF -DZEROFP8_BUILD_BENCHMARKS=ON
 build/benchmarks/benchmarks/kernels_bench --benchmark_min_time=0.01 >/dev/null

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "tests/codecs.h"
+#include "tests/device_as_ops.h"
 #include "tests/stored.h"
 #include "zerofp8/random.h"
 
@@ -37,16 +38,16 @@ std::vector<float> accumulate(const Sum& sum, const std::vector<std::vector<floa
   Stored acc(sum.storage, n, sum.block), residual(sum.storage, n, sum.block);
   for (int k = 0; k < micro_batches; ++k) {
     Stored g(Storage::kFp32, n, sum.block);
-    g.encode(cpu_ops(), gradients[static_cast<std::size_t>(k) % gradients.size()]);
+    g.encode(test::ops_under_test(), gradients[static_cast<std::size_t>(k) % gradients.size()]);
     const std::uint64_t key = random_key({.purpose = Purpose::kAccumulator,
                                           .micro_batch = std::uint32_t(k),
                                           .data_rank = sum.data_rank});
-    cpu_ops().accumulate(acc.view(), sum.error_feedback ? residual.view() : View{}, g.view(), n,
-                         sum.block, sum.rounding, {.key = key});
+    test::ops_under_test().accumulate(acc.view(), sum.error_feedback ? residual.view() : View{},
+                                      g.view(), n, sum.block, sum.rounding, {.key = key});
   }
-  std::vector<float> total = acc.decode(cpu_ops());
+  std::vector<float> total = acc.decode(test::ops_under_test());
   if (sum.error_feedback) {
-    const std::vector<float> rest = residual.decode(cpu_ops());
+    const std::vector<float> rest = residual.decode(test::ops_under_test());
     for (std::size_t i = 0; i < total.size(); ++i) total[i] += rest[i];
   }
   return total;
@@ -177,13 +178,13 @@ TEST(Accumulator, Case35FallingAmaxDoesNotClipEarlierMicroBatches) {
     std::vector<float> g(128, 0.0f);
     g[k] = levels[k];
     Stored gradient(Storage::kFp32, 128, 128);
-    gradient.encode(cpu_ops(), g);
-    EXPECT_EQ(
-        cpu_ops().accumulate(acc.view(), {}, gradient.view(), 128, 128, Rounding::kNearest, {}),
-        test::bits(8.0f));
+    gradient.encode(test::ops_under_test(), g);
+    EXPECT_EQ(test::ops_under_test().accumulate(acc.view(), {}, gradient.view(), 128, 128,
+                                                Rounding::kNearest, {}),
+              test::bits(8.0f));
   }
   EXPECT_FLOAT_EQ(1 / acc.scales()[0], 56.0f);
-  const std::vector<float> back = acc.decode(cpu_ops());
+  const std::vector<float> back = acc.decode(test::ops_under_test());
   for (int k = 0; k < 3; ++k) EXPECT_NEAR(back[k], levels[k], 0.0625 * levels[k]);
   // Over the kind: any order and size of levels, each element of one micro-batch only.
   for (int e = -30; e <= 30; e += 5) {
@@ -218,13 +219,14 @@ TEST(Accumulator, NonFiniteValuesAreReportedAndStay) {
         std::vector<float> g(256, 1.0f);
         if (k == 1) g[130] = INFINITY;
         Stored gradient(Storage::kFp32, 256, 128);
-        gradient.encode(cpu_ops(), g);
-        const std::uint32_t amax = cpu_ops().accumulate(acc.view(), rest, gradient.view(), 256, 128,
-                                                        Rounding::kNearest, {});
+        gradient.encode(test::ops_under_test(), g);
+        const std::uint32_t amax = test::ops_under_test().accumulate(
+            acc.view(), rest, gradient.view(), 256, 128, Rounding::kNearest, {});
         EXPECT_EQ(amax >= 0x7F800000u, k >= 1) << test::storage_name(storage) << " after " << k;
       }
-      EXPECT_FALSE(std::isfinite(acc.decode(cpu_ops())[130])) << test::storage_name(storage);
-      EXPECT_TRUE(std::isfinite(acc.decode(cpu_ops())[3]));
+      EXPECT_FALSE(std::isfinite(acc.decode(test::ops_under_test())[130]))
+          << test::storage_name(storage);
+      EXPECT_TRUE(std::isfinite(acc.decode(test::ops_under_test())[3]));
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include "tests/adam_state.h"
 #include "tests/codecs.h"
+#include "tests/device_as_ops.h"
 #include "zerofp8/random.h"
 
 namespace zerofp8 {
@@ -56,12 +57,14 @@ TEST(AdamExact, Fp32StatesHaveTheBitsOfAPlainLoop) {
         k.grad_factor = 1.0f / 24;
         k.clip = t % 7 == 0 ? 0.313f : 1.0f;
         const std::vector<float> g = test::heavy_tailed(kN, static_cast<std::uint32_t>(t));
-        state.step(cpu_ops(), g, k, t);
+        state.step(test::ops_under_test(), g, k, t);
         plain.step(g, k);
       }
       ASSERT_NO_FATAL_FAILURE(expect_same_bits(state.master(), plain.p, "p"));
-      ASSERT_NO_FATAL_FAILURE(expect_same_bits(state.exp_avg().decode(cpu_ops()), plain.m, "m"));
-      ASSERT_NO_FATAL_FAILURE(expect_same_bits(state.exp_avg_sq().decode(cpu_ops()), plain.v, "v"));
+      ASSERT_NO_FATAL_FAILURE(
+          expect_same_bits(state.exp_avg().decode(test::ops_under_test()), plain.m, "m"));
+      ASSERT_NO_FATAL_FAILURE(
+          expect_same_bits(state.exp_avg_sq().decode(test::ops_under_test()), plain.v, "v"));
     }
   }
 }
@@ -76,11 +79,12 @@ TEST(AdamExact, ExtremeGradientsHaveTheBitsOfAPlainLoop) {
       const AdamScalars k = test::scalars_at({}, t, false);
       std::vector<float> g = test::gaussian(kN, static_cast<std::uint32_t>(t));
       for (float& value : g) value = std::clamp(value * scale, -3.4e38f, 3.4e38f);
-      state.step(cpu_ops(), g, k, t);
+      state.step(test::ops_under_test(), g, k, t);
       plain.step(g, k);
     }
     ASSERT_NO_FATAL_FAILURE(expect_same_bits(state.master(), plain.p, "p")) << scale;
-    ASSERT_NO_FATAL_FAILURE(expect_same_bits(state.exp_avg_sq().decode(cpu_ops()), plain.v, "v"));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_same_bits(state.exp_avg_sq().decode(test::ops_under_test()), plain.v, "v"));
   }
 }
 
@@ -104,8 +108,8 @@ class GuardTest : public testing::TestWithParam<Betas> {
     for (std::int64_t t = 1; t <= steps; ++t) {
       advance(options(), step, c);
       for (std::int64_t i = 0; i < kN; ++i) g[i] = gradient(t, i);
-      on.step(cpu_ops(), g, adam_scalars(options(), t, c), t);
-      off.step(cpu_ops(), g, adam_scalars(options(), t, 0), t);
+      on.step(test::ops_under_test(), g, adam_scalars(options(), t, c), t);
+      off.step(test::ops_under_test(), g, adam_scalars(options(), t, 0), t);
       if (t < 20 || t % 50 == 0) {
         ASSERT_EQ(on.bytes(), off.bytes()) << "step " << t;
       }
@@ -190,7 +194,7 @@ double largest_excess(const Blowup& blowup, const AdamLayout& layout, const Adam
     advance(options, step, c);
     for (std::int64_t i = 0; i < kN; ++i) g[i] = blowup.gradient(t, i);
     const std::vector<float> before = state.master();
-    state.step(cpu_ops(), g, adam_scalars(options, t, guarded ? c : 0), t);
+    state.step(test::ops_under_test(), g, adam_scalars(options, t, guarded ? c : 0), t);
     const std::vector<float> after = state.master();
     const double bound = options.lr * std::sqrt(c * (1 - std::pow(options.beta2, double(t)))) /
                          (1 - std::pow(options.beta1, double(t)));

@@ -5,6 +5,7 @@
 
 #include "tests/adam_state.h"
 #include "tests/codecs.h"
+#include "tests/device_as_ops.h"
 
 namespace zerofp8 {
 namespace {
@@ -97,8 +98,8 @@ Reference reference(const std::vector<float>& p0, const std::vector<float>& m0,
 
 // Stored state in, stored state out: each number within the bound of its own rounding.
 void expect_close(const AdamLayout& layout, AdamState& state, const Reference& r) {
-  const std::vector<float> m = state.exp_avg().decode(cpu_ops());
-  const std::vector<float> s = state.exp_avg_sq().decode(cpu_ops());
+  const std::vector<float> m = state.exp_avg().decode(test::ops_under_test());
+  const std::vector<float> s = state.exp_avg_sq().decode(test::ops_under_test());
   const std::vector<float> p = state.master();
   const bool root = layout.exp_avg_sq != Storage::kFp32;
   std::vector<double> roots(kN);
@@ -140,10 +141,10 @@ ADAM_TEST(EachStepIsWithinItsRoundingsOfFloat64) {
       k.grad_factor = 0.125f;
       k.clip = 0.7f;
       const std::vector<float> g = test::heavy_tailed(kN, static_cast<std::uint32_t>(t));
-      const Reference r = reference(state.master(), state.exp_avg().decode(cpu_ops()),
-                                    state.exp_avg_sq().decode(cpu_ops()),
+      const Reference r = reference(state.master(), state.exp_avg().decode(test::ops_under_test()),
+                                    state.exp_avg_sq().decode(test::ops_under_test()),
                                     layout.exp_avg_sq != Storage::kFp32, g, k);
-      state.step(cpu_ops(), g, k, t);
+      state.step(test::ops_under_test(), g, k, t);
       ASSERT_NO_FATAL_FAILURE(expect_close(layout, state, r)) << "step " << t;
     }
   }
@@ -154,9 +155,9 @@ ADAM_TEST(WithoutCommitNothingChanges) {
   const std::vector<float> g = test::gaussian(kN, 2);
   const AdamScalars k = test::scalars_at({.weight_decay = 0.1}, 1, true);
   const std::string before = state.bytes();
-  const std::uint32_t dry = state.step(cpu_ops(), g, k, 1, false);
+  const std::uint32_t dry = state.step(test::ops_under_test(), g, k, 1, false);
   EXPECT_EQ(state.bytes(), before);
-  EXPECT_EQ(state.step(cpu_ops(), g, k, 1), dry);
+  EXPECT_EQ(state.step(test::ops_under_test(), g, k, 1), dry);
   EXPECT_NE(state.bytes(), before);
 }
 
@@ -167,10 +168,10 @@ ADAM_TEST(PaddingIsInert) {
   for (std::int64_t i = kN - 77; i < kN; ++i) p[i] = g[i] = 0;
   AdamState state(layout, p, kBlock);
   for (std::int64_t t = 1; t <= 20; ++t) {
-    state.step(cpu_ops(), g, test::scalars_at({.weight_decay = 0.1}, t, true), t);
+    state.step(test::ops_under_test(), g, test::scalars_at({.weight_decay = 0.1}, t, true), t);
   }
-  const std::vector<float> m = state.exp_avg().decode(cpu_ops());
-  const std::vector<float> s = state.exp_avg_sq().decode(cpu_ops());
+  const std::vector<float> m = state.exp_avg().decode(test::ops_under_test());
+  const std::vector<float> s = state.exp_avg_sq().decode(test::ops_under_test());
   const std::vector<float> after = state.master();
   for (std::int64_t i = kN - 77; i < kN; ++i) {
     ASSERT_EQ(bits(after[i]), 0u);
@@ -184,13 +185,15 @@ ADAM_TEST(Case31ZeroGradientsDoNotMoveTheWeight) {
   AdamState state(layout, test::gaussian(kN, 4), kBlock);
   const std::vector<std::uint8_t> weight = state.weight();
   for (std::int64_t t = 1; t <= 3; ++t) {
-    state.step(cpu_ops(), std::vector<float>(kN, 0.0f), test::scalars_at({}, t, true), t);
+    state.step(test::ops_under_test(), std::vector<float>(kN, 0.0f), test::scalars_at({}, t, true),
+               t);
     ASSERT_EQ(state.weight(), weight);
   }
 }
 ADAM_TEST(Case31TinyGradient) {
   AdamState state(layout, std::vector<float>(kN, 0.0f), kBlock);
-  state.step(cpu_ops(), std::vector<float>(kN, 1e-9f), test::scalars_at({.lr = 1.0}, 1, true), 1);
+  state.step(test::ops_under_test(), std::vector<float>(kN, 1e-9f),
+             test::scalars_at({.lr = 1.0}, 1, true), 1);
   for (const float p : state.master()) {
     EXPECT_NEAR(p, -1.0 / 11, 1e-6 + weight_error(layout, 1.0 / 11));
   }
@@ -206,7 +209,7 @@ ADAM_TEST(Case30ThousandStepsOfAConstantGradient) {
   AdamState state(layout, std::vector<float>(kN, 1.0f), kBlock);
   const std::vector<float> g(kN, 0.1f);
   for (std::int64_t t = 1; t <= 1000; ++t) {
-    state.step(cpu_ops(), g, test::scalars_at({}, t, !layout.exact()), t);
+    state.step(test::ops_under_test(), g, test::scalars_at({}, t, !layout.exact()), t);
   }
   const bool bf16 = layout.exp_avg == Storage::kBf16 || layout.exp_avg_sq == Storage::kBf16;
   double mean = 0;
@@ -219,13 +222,14 @@ ADAM_TEST(Case30ThousandStepsOfAConstantGradient) {
 ADAM_TEST(Case30StepsBeyondTwoToThe24) {
   AdamState state(layout, std::vector<float>(kN, 1.0f), kBlock);
   const bool root = layout.exp_avg_sq != Storage::kFp32;
-  state.exp_avg().encode(cpu_ops(), std::vector<float>(kN, 0.125f));
-  state.exp_avg_sq().encode(cpu_ops(), std::vector<float>(kN, root ? 0.125f : 0.015625f));
+  state.exp_avg().encode(test::ops_under_test(), std::vector<float>(kN, 0.125f));
+  state.exp_avg_sq().encode(test::ops_under_test(),
+                            std::vector<float>(kN, root ? 0.125f : 0.015625f));
   const std::int64_t t = (std::int64_t{1} << 24) + 1;
   const AdamScalars k = test::scalars_at({.lr = 0.25}, t, true);
   EXPECT_EQ(k.step_size, 0.25f);
   EXPECT_EQ(k.inv_sqrt_bc2, 1.0f);
-  state.step(cpu_ops(), std::vector<float>(kN, 0.125f), k, t);
+  state.step(test::ops_under_test(), std::vector<float>(kN, 0.125f), k, t);
   for (const float p : state.master()) EXPECT_NEAR(p, 0.75, 1e-6 + weight_error(layout, 0.75));
 }
 
@@ -234,7 +238,8 @@ ADAM_TEST(NonFiniteGradientsShowInTheReturnedBits) {
     AdamState state(layout, test::gaussian(kN, 4), kBlock);
     std::vector<float> g = test::gaussian(kN, 5);
     g[kN / 2 + 3] = bad;
-    EXPECT_GE(state.step(cpu_ops(), g, test::scalars_at({}, 1, true), 1, false), 0x7F800000u);
+    EXPECT_GE(state.step(test::ops_under_test(), g, test::scalars_at({}, 1, true), 1, false),
+              0x7F800000u);
   }
 }
 

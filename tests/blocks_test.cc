@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "tests/codecs.h"
+#include "tests/device_as_ops.h"
 #include "tests/stored.h"
 
 namespace zerofp8 {
@@ -86,10 +87,10 @@ TEST_P(BlocksTest, ErrorBoundForEveryAmax) {
     for (const int where : {0, 1, block() / 2, block() - 1}) {
       const std::vector<float> x = pattern(amax, where);
       Stored stored(storage(), block(), block());
-      ASSERT_EQ(stored.encode(cpu_ops(), x), bits(amax));
+      ASSERT_EQ(stored.encode(test::ops_under_test(), x), bits(amax));
       const float scale = stored.scales()[0];
       ASSERT_TRUE(std::isfinite(scale) && scale > 0) << amax;
-      const std::vector<float> back = stored.decode(cpu_ops());
+      const std::vector<float> back = stored.decode(test::ops_under_test());
       for (int i = 0; i < block(); ++i) {
         ASSERT_LE(std::fabs(double{back[i]} - x[i]), bound(x[i], amax))
             << x[i] << " came back as " << back[i] << " in a block of amax " << amax;
@@ -104,8 +105,9 @@ TEST_P(BlocksTest, FiniteStaysFinite) {
     const float amax = test::from_bits(bits(kFltMax) - below);
     for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic, Rounding::kMixed}) {
       Stored stored(storage(), block(), block());
-      stored.encode(cpu_ops(), pattern(amax, 3), rounding, {.key = below});
-      for (const float value : stored.decode(cpu_ops())) ASSERT_TRUE(std::isfinite(value)) << amax;
+      stored.encode(test::ops_under_test(), pattern(amax, 3), rounding, {.key = below});
+      for (const float value : stored.decode(test::ops_under_test()))
+        ASSERT_TRUE(std::isfinite(value)) << amax;
     }
   }
 }
@@ -115,9 +117,9 @@ TEST_P(BlocksTest, Case35ZeroBlockIsExactlyZero) {
     for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic, Rounding::kMixed}) {
       const std::vector<float> x(static_cast<std::size_t>(block()), zero);
       Stored stored(storage(), block(), block());
-      EXPECT_EQ(stored.encode(cpu_ops(), x, rounding, {.key = 77}), 0u);
+      EXPECT_EQ(stored.encode(test::ops_under_test(), x, rounding, {.key = 77}), 0u);
       EXPECT_TRUE(std::isfinite(stored.scales()[0]));
-      for (const float value : stored.decode(cpu_ops())) EXPECT_EQ(value, 0.0f);
+      for (const float value : stored.decode(test::ops_under_test())) EXPECT_EQ(value, 0.0f);
     }
   }
 }
@@ -126,12 +128,12 @@ TEST_P(BlocksTest, Case35TinyAmaxComesBackWithinTheStep) {
   std::vector<float> x(static_cast<std::size_t>(block()), 0.0f);
   x[5] = 1e-40f;
   Stored stored(storage(), block(), block());
-  stored.encode(cpu_ops(), x);
+  stored.encode(test::ops_under_test(), x);
   const double relative = 0.5 / double(1 << mantissa_bits());  // 6.25 % for E4M3
-  EXPECT_NEAR(stored.decode(cpu_ops())[5], 1e-40f, relative * 1e-40 + 0x1p-149);
+  EXPECT_NEAR(stored.decode(test::ops_under_test())[5], 1e-40f, relative * 1e-40 + 0x1p-149);
   x[5] = 0x1p-149f;
-  stored.encode(cpu_ops(), x);
-  for (const float value : stored.decode(cpu_ops())) {
+  stored.encode(test::ops_under_test(), x);
+  for (const float value : stored.decode(test::ops_under_test())) {
     EXPECT_LE(std::fabs(value), 0x1p-149f);
     EXPECT_TRUE(std::isfinite(value));
   }
@@ -142,7 +144,7 @@ TEST_P(BlocksTest, ScaleOfFp16IsAPowerOfTwoOthersAreAmaxOverMax) {
     for (const float mantissa : {1.0f, 1.0000001f, 1.5f, 1.9999999f}) {
       const float amax = std::ldexp(mantissa, e);
       Stored stored(storage(), block(), block());
-      stored.encode(cpu_ops(), pattern(amax, 0));
+      stored.encode(test::ops_under_test(), pattern(amax, 0));
       const float scale = stored.scales()[0];
       if (fp16()) {
         EXPECT_EQ(bits(scale) & 0x7FFFFFu, 0u);
@@ -161,8 +163,8 @@ TEST_P(BlocksTest, AnOutlierStaysInItsBlock) {
   std::vector<float> x(static_cast<std::size_t>(blocks * block()), 1.0f);
   x[static_cast<std::size_t>(2 * block() + 7)] = 1e6f;
   Stored stored(storage(), blocks * block(), block());
-  EXPECT_EQ(stored.encode(cpu_ops(), x), bits(1e6f));
-  const std::vector<float> back = stored.decode(cpu_ops());
+  EXPECT_EQ(stored.encode(test::ops_under_test(), x), bits(1e6f));
+  const std::vector<float> back = stored.decode(test::ops_under_test());
   for (int i = 0; i < blocks * block(); ++i) {
     const bool beside = i / block() == 2;
     EXPECT_LE(std::fabs(double{back[i]} - x[i]), bound(x[i], beside ? 1e6f : 1.0f)) << i;
@@ -177,8 +179,8 @@ TEST_P(BlocksTest, NonFiniteIsFlaggedAndNeverBecomesFinite) {
         std::vector<float> x = pattern(3.0f, 1);
         x[where] = bad;
         Stored stored(storage(), block(), block());
-        EXPECT_GE(stored.encode(cpu_ops(), x, rounding, {.key = 5}), kInfBits);
-        EXPECT_FALSE(std::isfinite(stored.decode(cpu_ops())[where]));
+        EXPECT_GE(stored.encode(test::ops_under_test(), x, rounding, {.key = 5}), kInfBits);
+        EXPECT_FALSE(std::isfinite(stored.decode(test::ops_under_test())[where]));
       }
     }
   }
@@ -192,8 +194,8 @@ TEST(Blocks, PlainStoragesTakeTails) {
       Stored stored(storage, n, 128);
       std::uint32_t amax = 0;
       for (const float value : x) amax = std::max(amax, bits(std::fabs(value)));
-      EXPECT_EQ(stored.encode(cpu_ops(), x), amax);
-      const std::vector<float> back = stored.decode(cpu_ops());
+      EXPECT_EQ(stored.encode(test::ops_under_test(), x), amax);
+      const std::vector<float> back = stored.decode(test::ops_under_test());
       for (int i = 0; i < n; ++i) {
         const double expected = storage == Storage::kFp32   ? x[i]
                                 : storage == Storage::kBf16 ? ref::bf16().round_ieee(x[i])
@@ -212,8 +214,8 @@ TEST(Blocks, StochasticRoundingDiffersFromNearestWhereverBitsAreDropped) {
     std::vector<float> with_one = x;
     for (std::size_t i = 0; i < x.size(); i += 128) with_one[i] = 1.9f;
     Stored stored(storage, 2560, 128);
-    stored.encode(cpu_ops(), with_one, Rounding::kStochastic, {.key = 99});
-    const std::vector<float> back = stored.decode(cpu_ops());
+    stored.encode(test::ops_under_test(), with_one, Rounding::kStochastic, {.key = 99});
+    const std::vector<float> back = stored.decode(test::ops_under_test());
     EXPECT_NE(back[1],
               back[std::find_if(back.begin(), back.end(),
                                 [&](float value) { return value != back[1] && value < 1.5f; }) -

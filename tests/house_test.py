@@ -101,7 +101,7 @@ def check_orphans(names):
     libraries = "\n".join((ROOT / n).read_text() for n in names if n.endswith("CMakeLists.txt"))
     for name in names:
         path = pathlib.PurePosixPath(name)
-        if path.suffix == ".cc" and path.parts[0] in ("src", "kernels", "tools", "examples"):
+        if path.suffix in (".cc", ".cu") and path.parts[0] in ("src", "kernels", "tools", "examples"):
             if not re.search(rf"\b{re.escape(path.name)}\b", libraries):
                 yield f"{name}: no CMakeLists.txt builds it"
 

@@ -24,7 +24,7 @@
 #include "zerofp8/dtype.h"
 
 #if defined(__CUDACC__)
-#define ZEROFP8_HD __host__ __device__ __forceinline__
+#define ZEROFP8_HD static __host__ __device__ __forceinline__
 #else
 #define ZEROFP8_HD static inline __attribute__((always_inline))
 #endif
@@ -75,7 +75,7 @@ using CodeOf = std::conditional_t<bytes_of(kDtype) == 1, std::uint8_t, std::uint
 // A format with 8 or 16 bits, `kM` mantissa bits and exponent bias `kBias`, seen from fp32.
 template <DType kDtype>
 struct Mini {
-  static constexpr const FormatInfo& kInfo = kFormats[static_cast<int>(kDtype)];
+  static constexpr FormatInfo kInfo = kFormats[static_cast<int>(kDtype)];
   static constexpr int kM = kInfo.mantissa_bits;
   static constexpr int kBias = kInfo.bias;
   static constexpr int kShift = 23 - kM;  // fp32 mantissa bits dropped

@@ -64,6 +64,12 @@ class CommError : public Error {
   std::vector<int> absent_ranks_;
 };
 
+// A device cannot be used, or something that it was to do has failed.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A checkpoint is incomplete, damaged or belongs to another run. Nothing was overwritten.
 class CheckpointError : public Error {
  public:

@@ -1,46 +1,37 @@
 // A sum of non-negative float64 numbers without rounding, so that the norm has the same bits for
-// any order, number of ranks and layout. Fixed-point limbs of 32 bits in 64-bit words (a small
-// Kulisch accumulator: U. Kulisch, Computer Arithmetic and Validity, 2008), wide enough for 2^31
-// additions of sums of squares of FP32 numbers: bits 2^-352 .. 2^351.
+// any order, number of ranks and layout. Up to 2^31 additions; see kernels/exact_limbs.h.
 #pragma once
 
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+
+#include "kernels/exact_limbs.h"
 
 namespace zerofp8 {
 
 class ExactSum {
  public:
-  static constexpr int kLimbs = 22;
-  static constexpr int kLowest = -352;  // exponent of the lowest bit
+  static constexpr int kLimbs = ExactLimbs::kLimbs;
+  static constexpr int kLowest = ExactLimbs::kLowest;
   using Limbs = std::array<std::int64_t, kLimbs>;
 
-  // `x` finite and >= 0. What lies below 2^-352 is dropped (no square of an FP32 number does).
+  ExactSum() = default;
+  // From the words that a device has summed.
+  explicit ExactSum(const std::int64_t* words) : overflow_(words[kLimbs] != 0) {
+    for (int i = 0; i < kLimbs; ++i) limbs_[i] = words[i];
+    carry();
+  }
+
+  // `x` finite and >= 0.
   void add(double x) {
-    std::uint64_t u;
-    std::memcpy(&u, &x, sizeof u);
-    const int biased = static_cast<int>(u >> 52);
-    if (biased == 0) return;  // zero; a float64 subnormal is far below 2^-352
-    std::uint64_t mantissa = (u & ((std::uint64_t{1} << 52) - 1)) | (std::uint64_t{1} << 52);
-    int shift = biased - 1075 - kLowest;
-    if (shift < 0) {
-      if (shift <= -53) return;
-      mantissa >>= -shift;
-      shift = 0;
-    }
-    const int limb = shift / 32;
-    const int bit = shift % 32;
-    if (limb > kLimbs - 3) {
+    const ExactTerm term = element::exact_term(x);
+    if (term.limb < 0) return;
+    if (term.limb == kLimbs) {
       overflow_ = 1;
       return;
     }
-    const std::uint64_t low = (mantissa & 0xFFFFFFFFu) << bit;
-    const std::uint64_t high = (mantissa >> 32) << bit;
-    limbs_[limb] += static_cast<std::int64_t>(low & 0xFFFFFFFFu);
-    limbs_[limb + 1] += static_cast<std::int64_t>((low >> 32) + (high & 0xFFFFFFFFu));
-    limbs_[limb + 2] += static_cast<std::int64_t>(high >> 32);
+    for (int i = 0; i < 3; ++i) limbs_[term.limb + i] += term.words[i];
     if (++pending_ == (1u << 29)) carry();
   }
 

@@ -1,0 +1,20 @@
+# The CUDA language: machine code for Ampere, Hopper and Blackwell, PTX for what comes after.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+endif()
+if(NOT DEFINED CMAKE_CUDA_COMPILER)
+  find_program(CMAKE_CUDA_COMPILER nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "ZEROFP8_WITH_CUDA=ON: no nvcc in PATH, CUDA_HOME, CUDA_PATH or /usr/local/cuda; "
+                        "install the CUDA toolkit, or build without")
+  endif()
+endif()
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+  message(FATAL_ERROR "CUDA ${CMAKE_CUDA_COMPILER_VERSION} at ${CMAKE_CUDA_COMPILER}; needed: 12.8 or newer (sm_100)")
+endif()
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 12 and 13 take C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+endif()
+find_package(CUDAToolkit REQUIRED)

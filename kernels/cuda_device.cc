@@ -1,0 +1,141 @@
+// Memory and stream of one CUDA device; the kernels are in cuda_ops.cu.
+#include <cuda_runtime_api.h>
+
+#include <new>
+
+#include "kernels/cuda_ops.h"
+#include "kernels/device.h"
+#include "zerofp8/error.h"
+
+namespace zerofp8 {
+namespace {
+
+void check(cudaError_t code, const std::string& what) {
+  if (code == cudaSuccess) return;
+  throw DeviceError(what + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code));
+}
+
+// Selects a device for this thread, and what was selected before when it ends.
+class Selected {
+ public:
+  explicit Selected(int index) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    check(cudaSetDevice(index), "cuda:" + std::to_string(index));
+  }
+  ~Selected() { cudaSetDevice(before_); }
+  Selected(const Selected&) = delete;
+  Selected& operator=(const Selected&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+class CudaAllocator final : public Allocator {
+ public:
+  CudaAllocator(int index, cudaStream_t stream) : index_(index), stream_(stream) {}
+
+ protected:
+  void* do_allocate(std::size_t bytes) override {
+    const Selected selected(index_);
+    void* data = nullptr;
+    const cudaError_t code = cudaMalloc(&data, bytes);
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // not sticky: the next call may succeed
+      std::size_t free = 0, total = 0;
+      check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+      throw DeviceError("cuda:" + std::to_string(index_) + ": " + std::to_string(bytes) +
+                        " bytes asked for, " + std::to_string(free) + " of " +
+                        std::to_string(total) + " are free; lower the memory that the plan needs");
+    }
+    check(code, "cudaMalloc of " + std::to_string(bytes) + " bytes");
+    check(cudaMemsetAsync(data, 0, bytes, stream_), "cudaMemset");
+    return data;
+  }
+  void do_release(void* data, std::size_t) noexcept override { cudaFree(data); }
+
+ private:
+  int index_;
+  cudaStream_t stream_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int index, void* stream)
+      : index_(index),
+        stream_(static_cast<cudaStream_t>(stream)),
+        allocator_(index, static_cast<cudaStream_t>(stream)) {
+    int multiprocessors = 0;
+    check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index), name());
+    constexpr unsigned kBlocksEach = 8;  // as many as fit at 256 threads of 32 registers
+    on_ = {stream, static_cast<unsigned>(multiprocessors) * kBlocksEach};
+  }
+  std::string name() const override { return "cuda:" + std::to_string(index_); }
+  Allocator& allocator() override { return allocator_; }
+
+  void zero(void* data, std::size_t bytes) override {
+    if (bytes == 0) return;
+    const Selected selected(index_);
+    check(cudaMemsetAsync(data, 0, bytes, stream_), name() + ": zero");
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    transfer(to, from, bytes, cudaMemcpyDeviceToDevice);
+  }
+  void upload(void* to, const void* host, std::size_t bytes) override {
+    transfer(to, host, bytes, cudaMemcpyHostToDevice);
+  }
+  void download(void* host, const void* from, std::size_t bytes) override {
+    transfer(host, from, bytes, cudaMemcpyDeviceToHost);
+    synchronize();
+  }
+  void synchronize() override {
+    check(cudaStreamSynchronize(stream_), name() + ": what was queued");
+  }
+
+  void recode(const RecodeArgs& a) override { launch("recode", cuda::recode, a); }
+  void accumulate(const AccumulateArgs& a) override { launch("accumulate", cuda::accumulate, a); }
+  void decode_sum(const DecodeSumArgs& a) override { launch("decode_sum", cuda::decode_sum, a); }
+  void sum_squares(const SquaresArgs& a) override { launch("sum_squares", cuda::sum_squares, a); }
+  void adam(const AdamLaunch& a) override { launch("adam", cuda::adam, a); }
+  void split_master(const MasterArgs& a) override { launch("split_master", cuda::split_master, a); }
+  void join_master(const MasterArgs& a) override { launch("join_master", cuda::join_master, a); }
+
+ private:
+  void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    if (bytes == 0) return;
+    const Selected selected(index_);
+    check(cudaMemcpyAsync(to, from, bytes, kind, stream_),
+          name() + ": copy of " + std::to_string(bytes) + " bytes");
+  }
+  template <class Args>
+  void launch(const char* kernel, int (*run)(const Args&, const cuda::LaunchOn&),
+              const Args& args) {
+    const Selected selected(index_);
+    check(static_cast<cudaError_t>(run(args, on_)), name() + ": " + kernel);
+  }
+
+  int index_;
+  cudaStream_t stream_;
+  CudaAllocator allocator_;
+  cuda::LaunchOn on_;
+};
+
+}  // namespace
+
+std::string why_no_cuda(int index) {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) return std::string("CUDA cannot be used: ") + cudaGetErrorString(code);
+  if (index < 0 || index >= count) {
+    return "there is no cuda:" + std::to_string(index) +
+           "; CUDA devices here: " + std::to_string(count);
+  }
+  return "";
+}
+
+std::unique_ptr<Device> make_cuda_device(int index, void* stream) {
+  const std::string why = why_no_cuda(index);
+  if (!why.empty()) throw DeviceError(why);
+  return std::make_unique<CudaDevice>(index, stream);
+}
+
+}  // namespace zerofp8

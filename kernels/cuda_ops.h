@@ -1,0 +1,21 @@
+// Launchers of the CUDA kernels, without CUDA's headers. Each returns a cudaError_t as a number.
+#pragma once
+
+#include "kernels/device.h"
+
+namespace zerofp8::cuda {
+
+struct LaunchOn {
+  void* stream = nullptr;  // cudaStream_t
+  unsigned max_grid = 1;   // thread blocks that the device is filled with
+};
+
+int recode(const RecodeArgs& args, const LaunchOn& on);
+int accumulate(const AccumulateArgs& args, const LaunchOn& on);
+int decode_sum(const DecodeSumArgs& args, const LaunchOn& on);
+int sum_squares(const SquaresArgs& args, const LaunchOn& on);
+int adam(const AdamLaunch& args, const LaunchOn& on);
+int split_master(const MasterArgs& args, const LaunchOn& on);
+int join_master(const MasterArgs& args, const LaunchOn& on);
+
+}  // namespace zerofp8::cuda

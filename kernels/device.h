@@ -1,0 +1,115 @@
+// A rank's memory and kernels on one device, behind one face: what runs on CUDA, and what tests run
+// on the host in its place. Calls are queued in order and return at once; only download() and
+// synchronize() wait.
+//
+// Buffers of the engine (accumulators, moments, masters, messages) are padded to whole blocks and
+// 16-byte aligned; what belongs to the caller (gradients, weights) holds `elements` numbers,
+// aligned to its type only: beyond them a kernel reads zeros and writes nothing.
+//
+// Kernels have the bits of the CPU's (zerofp8/ops.h), but for the sign and payload of NaNs. Maxima
+// are combined into device memory, so that nothing has to wait for them: *amax becomes
+// max(*amax, bits of max |x|), and not_finite(*amax) tells of an Inf or a NaN.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "zerofp8/buffer.h"
+#include "zerofp8/ops.h"
+
+namespace zerofp8 {
+
+// out = encode(decode(in) + decode(residual)); `in` may be the caller's. Plain storages convert.
+struct RecodeArgs {
+  View in, residual, out;
+  std::int64_t elements = 0;
+  int block = 128;
+  Rounding rounding = Rounding::kNearest;
+  RandomStream stream;
+  std::uint32_t* amax = nullptr;
+};
+
+// As Ops::accumulate; `gradient` is the caller's.
+struct AccumulateArgs {
+  View acc, residual, gradient;
+  std::int64_t elements = 0;
+  int block = 128;
+  Rounding rounding = Rounding::kNearest;
+  RandomStream stream;
+  std::uint32_t* amax = nullptr;
+};
+
+// As Ops::decode_sum; part k lies `k * part_bytes` behind the first one, its scales and its
+// residual, too.
+struct DecodeSumArgs {
+  View part, residual;
+  int count = 1;
+  std::int64_t part_bytes = 0;
+  float factor = 1.0f;
+  float* out = nullptr;
+  std::int64_t elements = 0;  // whole blocks
+  int block = 128;
+  std::uint32_t* amax = nullptr;
+};
+
+// Adds the squares of (decode(x) + decode(residual)) * factor to an exact sum; each block is summed
+// as in Ops::sum_squares. Blocks that are not finite add nothing. limbs: ExactLimbs::kWords words,
+// see exact_limbs.h.
+struct SquaresArgs {
+  View x, residual;
+  float factor = 1.0f;
+  std::int64_t elements = 0;  // whole blocks
+  int block = 128;
+  std::int64_t* limbs = nullptr;
+  std::uint32_t* amax = nullptr;
+};
+
+// As Ops::adam; the weight is the caller's. *amax: of the new weights.
+struct AdamLaunch {
+  AdamArgs args;
+  std::int64_t weight_elements = 0;  // args.elements, or fewer where the parameter ends in a block
+  std::uint32_t* amax = nullptr;
+};
+
+// As Ops::split_master and join_master. *amax of a join: of the values.
+struct MasterArgs {
+  DType dtype = DType::kFp32;
+  void* weight = nullptr;
+  int master_bits = 0;
+  void* rest = nullptr;
+  float* values = nullptr;
+  std::int64_t elements = 0;
+  std::uint32_t* amax = nullptr;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;  // "cuda:0"
+  virtual Allocator& allocator() = 0;    // of device memory
+
+  virtual void zero(void* data, std::size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void upload(void* to, const void* host, std::size_t bytes) = 0;
+  virtual void download(void* host, const void* from, std::size_t bytes) = 0;
+  virtual void synchronize() = 0;
+
+  virtual void recode(const RecodeArgs& args) = 0;
+  virtual void accumulate(const AccumulateArgs& args) = 0;
+  virtual void decode_sum(const DecodeSumArgs& args) = 0;
+  virtual void sum_squares(const SquaresArgs& args) = 0;
+  virtual void adam(const AdamLaunch& args) = 0;
+  virtual void split_master(const MasterArgs& args) = 0;
+  virtual void join_master(const MasterArgs& args) = 0;
+};
+
+// Why CUDA cannot be used here, as a sentence for people; empty if it can. `index`: the CUDA
+// device.
+std::string why_no_cuda(int index = 0);
+// `stream`: a cudaStream_t, or null for the default stream; outlives the device. Throws
+// DeviceError.
+std::unique_ptr<Device> make_cuda_device(int index = 0, void* stream = nullptr);
+
+}  // namespace zerofp8

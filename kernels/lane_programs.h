@@ -1,0 +1,293 @@
+// The device kernels as programs of one lane: load, then rounds in which the lanes of a block learn
+// its maximum and store. What drives them (cuda_ops.cu, or a loop on the host in tests) knows
+// nothing of formats:
+//
+//   program.load(args, position);
+//   for each round: Maxima m = maximum over the block's lanes of program.maxima(round);
+//                   program.store(args, position, round, m);
+//   *args.amax = max(*args.amax, program.amax);
+#pragma once
+
+#include "kernels/adam_element.h"
+#include "kernels/device.h"
+#include "kernels/exact_limbs.h"
+#include "kernels/lane.h"
+
+#if defined(__CUDACC__)
+#define ZEROFP8_HD_MEMBER __host__ __device__ __forceinline__
+#else
+#define ZEROFP8_HD_MEMBER inline __attribute__((always_inline))
+#endif
+
+namespace zerofp8::lane {
+
+// Bits of the maxima of up to two rows of numbers.
+struct Maxima {
+  std::uint32_t first = 0, second = 0;
+};
+
+struct RecodeProgram {
+  using Args = RecodeArgs;
+  static constexpr int kRounds = 1;
+  std::uint32_t amax = 0;
+  float x[kElements];
+
+  ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
+    decode_with_residual<Owner::kCaller>(a.in, a.residual, at, valid(at.first, a.elements), x);
+    amax = max_abs(x);
+  }
+  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {amax, 0}; }
+  ZEROFP8_HD_MEMBER void store(const Args& a, const Position& at, int, Maxima m) {
+    encode_lane<Owner::kCaller>(x, m.first, a.out, at, valid(at.first, a.elements), a.rounding,
+                                draws(a.stream, at.first));
+  }
+};
+
+// Round 0 stores the sum; round 1, with error feedback, what its rounding lost.
+template <bool kResidual>
+struct AccumulateProgram {
+  using Args = AccumulateArgs;
+  static constexpr int kRounds = kResidual ? 2 : 1;
+  std::uint32_t amax = 0;
+  float total[kElements];
+
+  ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
+    decode_with_residual(a.acc, a.residual, at, kElements, total);
+    float gradient[kElements] = {};
+    decode_lane<Owner::kCaller>(a.gradient, at, valid(at.first, a.elements), gradient);
+    ZEROFP8_UNROLL
+    for (int i = 0; i < kElements; ++i) total[i] += gradient[i];
+    amax = max_abs(total);
+  }
+  ZEROFP8_HD_MEMBER Maxima maxima(int round) const {
+    return {round == 0 ? amax : max_abs(total), 0};
+  }
+  ZEROFP8_HD_MEMBER void store(const Args& a, const Position& at, int round, Maxima m) {
+    const Draws random = draws(a.stream, at.first);
+    if (round == 1) {
+      encode_lane(total, m.first, a.residual, at, kElements, a.rounding, lower_half(random));
+      return;
+    }
+    float back[kElements] = {};
+    encode_lane(total, m.first, a.acc, at, kElements, a.rounding, random,
+                kResidual ? back : nullptr);
+    if (kResidual) {
+      ZEROFP8_UNROLL
+      for (int i = 0; i < kElements; ++i) total[i] -= back[i];
+    }
+  }
+};
+
+struct DecodeSumProgram {
+  using Args = DecodeSumArgs;
+  static constexpr int kRounds = 0;
+  std::uint32_t amax = 0;
+
+  ZEROFP8_HD_MEMBER View part_view(const View& v, std::int64_t bytes) const {
+    if (v.codes == nullptr) return v;
+    char* scales = reinterpret_cast<char*>(v.scales);
+    return {v.storage, static_cast<char*>(v.codes) + bytes,
+            scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + bytes)};
+  }
+  ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
+    float sum[kElements] = {};
+    decode_with_residual(a.part, a.residual, at, kElements, sum);
+    for (int k = 1; k < a.count; ++k) {
+      float x[kElements] = {};
+      decode_with_residual(part_view(a.part, k * a.part_bytes),
+                           part_view(a.residual, k * a.part_bytes), at, kElements, x);
+      ZEROFP8_UNROLL
+      for (int i = 0; i < kElements; ++i) sum[i] += x[i];
+    }
+    ZEROFP8_UNROLL
+    for (int i = 0; i < kElements; ++i) sum[i] *= a.factor;
+    amax = max_abs(sum);
+    store_codes<Owner::kEngine>(a.out + at.first, kElements, sum);
+  }
+  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
+  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
+};
+
+// Formats that are known when a kernel is compiled: its loads come before its arithmetic then, and
+// each choice between storages is gone.
+template <Storage kGrad, Storage kExpAvg, Storage kExpAvgSq, DType kWeight, int kMasterBits>
+struct StaticFormats {
+  static constexpr bool kRoot = kExpAvgSq != Storage::kFp32;
+  static bool fit(const AdamArgs& a) {
+    return a.grad.storage == kGrad && !a.grad_residual && a.exp_avg.storage == kExpAvg &&
+           a.exp_avg_sq.storage == kExpAvgSq && a.weight_dtype == kWeight &&
+           a.master_bits == kMasterBits && a.commit;
+  }
+  static ZEROFP8_HD_MEMBER AdamArgs fix(AdamArgs a) {
+    a.grad.storage = kGrad;
+    a.grad_residual = View{};
+    a.exp_avg.storage = kExpAvg;
+    a.exp_avg_sq.storage = kExpAvgSq;
+    a.weight_dtype = kWeight;
+    a.master_bits = kMasterBits;
+    a.commit = true;
+    return a;
+  }
+};
+// Whatever the arguments say.
+template <bool kRootStored>
+struct AnyFormats {
+  static constexpr bool kRoot = kRootStored;
+  static ZEROFP8_HD_MEMBER AdamArgs fix(const AdamArgs& a) { return a; }
+};
+
+template <class Formats>
+struct AdamProgram {
+  using Args = AdamLaunch;
+  static constexpr int kRounds = 1;
+  std::uint32_t amax = 0;
+  float m[kElements], v[kElements], p[kElements];
+
+  ZEROFP8_HD_MEMBER void load(const Args& launch, const Position& at) {
+    const AdamArgs a = Formats::fix(launch.args);
+    float g[kElements] = {};
+    load_master_lane<Owner::kEngine>(a.weight_dtype, a.weight, a.master_bits, a.master, at,
+                                     valid(at.first, launch.weight_elements), p);
+    decode_with_residual(a.grad, a.grad_residual, at, kElements, g);
+    decode_lane<Owner::kEngine>(a.exp_avg, at, kElements, m);
+    decode_lane<Owner::kEngine>(a.exp_avg_sq, at, kElements, v);
+    ZEROFP8_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+      const AdamElement next = adam_element<Formats::kRoot>(g[i], m[i], v[i], p[i], a.scalars);
+      m[i] = next.m;
+      v[i] = next.v;
+      p[i] = next.p;
+    }
+    amax = max_abs(p);
+  }
+  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {max_abs(m), max_abs(v)}; }
+  ZEROFP8_HD_MEMBER void store(const Args& launch, const Position& at, int, Maxima maxima) {
+    const AdamArgs a = Formats::fix(launch.args);
+    if (!a.commit) return;
+    const Draws random = draws(a.moments, at.first);
+    encode_lane(m, maxima.first, a.exp_avg, at, kElements, a.exp_avg_rounding, random);
+    encode_lane(v, maxima.second, a.exp_avg_sq, at, kElements,
+                Formats::kRoot ? Rounding::kStochastic : Rounding::kNearest, lower_half(random));
+    const bool dither = a.master_bits == 0 && a.weight_dtype != DType::kFp32;
+    store_master_lane<Owner::kEngine>(p, a.weight_dtype, a.weight, a.master_bits, a.master, at,
+                                      valid(at.first, launch.weight_elements),
+                                      dither ? Rounding::kStochastic : Rounding::kNearest,
+                                      draws(a.weights, at.first));
+  }
+};
+
+// Calls f with the formats of one of the levels, of an FP32 or a bf16 model, if they are these;
+// else with formats that are looked up as the kernel runs. Levels on one rank read the accumulator
+// itself: E4M3 gradients.
+template <class F>
+auto with_formats(const AdamArgs& a, F f) {
+  constexpr Storage kFp32 = Storage::kFp32, kE4m3 = Storage::kE4m3Block;
+  constexpr Storage kFp16 = Storage::kFp16Block, kUe4m4 = Storage::kUe4m4Block;
+  using O0Fp32 = StaticFormats<kFp32, kFp32, kFp32, DType::kFp32, 0>;
+  using O0Bf16 = StaticFormats<kFp32, kFp32, kFp32, DType::kBf16, 16>;
+  using O1Bf16 = StaticFormats<kE4m3, kFp32, kFp32, DType::kBf16, 16>;
+  using O2Bf16 = StaticFormats<kFp32, kE4m3, kFp16, DType::kBf16, 8>;
+  using O2OneRank = StaticFormats<kE4m3, kE4m3, kFp16, DType::kBf16, 8>;
+  using O3Bf16 = StaticFormats<kFp32, kE4m3, kUe4m4, DType::kBf16, 8>;
+  using O3OneRank = StaticFormats<kE4m3, kE4m3, kUe4m4, DType::kBf16, 8>;
+  if (O0Fp32::fit(a)) return f(O0Fp32{});
+  if (O0Bf16::fit(a)) return f(O0Bf16{});
+  if (O1Bf16::fit(a)) return f(O1Bf16{});
+  if (O2Bf16::fit(a)) return f(O2Bf16{});
+  if (O2OneRank::fit(a)) return f(O2OneRank{});
+  if (O3Bf16::fit(a)) return f(O3Bf16{});
+  if (O3OneRank::fit(a)) return f(O3OneRank{});
+  if (a.exp_avg_sq.storage == kFp32) return f(AnyFormats<false>{});
+  return f(AnyFormats<true>{});
+}
+
+struct SplitMasterProgram {
+  using Args = MasterArgs;
+  static constexpr int kRounds = 0;
+  std::uint32_t amax = 0;
+
+  ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
+    const int count = valid(at.first, a.elements);
+    float p[kElements] = {};
+    load_codes<Owner::kCaller>(a.values + at.first, count, p);
+    amax = max_abs(p);
+    store_master_lane<Owner::kCaller>(p, a.dtype, a.weight, a.master_bits, a.rest, at, count,
+                                      Rounding::kNearest, {});
+  }
+  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
+  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
+};
+
+struct JoinMasterProgram {
+  using Args = MasterArgs;
+  static constexpr int kRounds = 0;
+  std::uint32_t amax = 0;
+
+  ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
+    const int count = valid(at.first, a.elements);
+    float p[kElements] = {};
+    load_master_lane<Owner::kCaller>(a.dtype, a.weight, a.master_bits, a.rest, at, count, p);
+    amax = max_abs(p);
+    store_codes<Owner::kCaller>(a.values + at.first, count, p);
+  }
+  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
+  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
+};
+
+// The sum of squares takes columns instead: 16 threads per block, thread c adds elements c, c + 16,
+// ... in that order, then the columns are added in halves. So does the CPU.
+struct Column {
+  double sum = 0;
+  std::uint32_t amax = 0;
+};
+ZEROFP8_HD Column column_squares(const SquaresArgs& a, std::int64_t block_index, int column) {
+  Column c;
+  for (int row = 0; row < a.block / kElements; ++row) {
+    const std::int64_t i = block_index * a.block + row * kElements + column;
+    float x = decode_one(a.x, i, block_index);
+    if (a.residual.codes != nullptr) x += decode_one(a.residual, i, block_index);
+    x *= a.factor;
+    const double value = static_cast<double>(x);
+#if defined(__CUDA_ARCH__)
+    c.sum = __fma_rn(value, value, c.sum);
+#else
+    c.sum = __builtin_fma(value, value, c.sum);
+#endif
+    c.amax = max_u32(c.amax, bits_of(x) & kAbsMask);
+  }
+  return c;
+}
+
+// How many threads of a launch have something to do, and how large it is. A grid of limited size
+// walks over the rest; offsets are 64-bit.
+inline constexpr int kThreads = 256;
+struct LaunchShape {
+  std::int64_t lanes = 0;  // threads with work, in units that fill whole blocks
+  unsigned grid = 0;       // thread blocks; 0: nothing to launch
+};
+inline LaunchShape launch_shape(std::int64_t elements, int block, int lanes_per_block,
+                                unsigned max_grid) {
+  const std::int64_t lanes = (elements + block - 1) / block * lanes_per_block;
+  const std::int64_t wanted = (lanes + kThreads - 1) / kThreads;
+  return {lanes, static_cast<unsigned>(wanted < max_grid ? wanted : max_grid)};
+}
+// The first lane of a thread's warp, and the step to its next one.
+ZEROFP8_HD std::int64_t first_lane(unsigned thread_block, unsigned thread) {
+  return static_cast<std::int64_t>(thread_block) * kThreads + (thread & ~31u);
+}
+ZEROFP8_HD std::int64_t lane_stride(unsigned grid) { return std::int64_t{grid} * kThreads; }
+
+ZEROFP8_HD std::int64_t elements_of(const AdamLaunch& a) { return a.args.elements; }
+ZEROFP8_HD int block_of(const AdamLaunch& a) { return a.args.block; }
+template <class Args>
+ZEROFP8_HD std::int64_t elements_of(const Args& a) {
+  return a.elements;
+}
+template <class Args>
+ZEROFP8_HD int block_of(const Args& a) {
+  return a.block;
+}
+// Masters come in any number and have no blocks.
+ZEROFP8_HD int block_of(const MasterArgs&) { return 32; }
+
+}  // namespace zerofp8::lane
