@@ -60,6 +60,12 @@ TEST_F(Cli, HelpGoesToStdout) {
   }
 }
 
+TEST_F(Cli, Version) {
+  const Result result = run("--version");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_TRUE(result.out.starts_with("zerofp8 0.")) << result.out;
+}
+
 TEST_F(Cli, UsageMistakesAreBadInputOnStderr) {
   const std::string file = config(kO2);
   for (const std::string& arguments : {std::string(""),
@@ -87,6 +93,34 @@ TEST_F(Cli, UsageMistakesAreBadInputOnStderr) {
     EXPECT_EQ(result.code, 2) << arguments;
     EXPECT_EQ(result.out, "") << arguments;
     EXPECT_NE(result.err, "") << arguments;
+  }
+}
+
+TEST_F(Cli, UnknownCommandsAreNamedWithTheNearest) {
+  for (const auto& [given, nearest] : {std::pair{"pln", "plan"}, {"chekc x.json", "check"}}) {
+    const Result result = run(given);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_HAS(result.err, std::string("the nearest is ") + nearest);
+    EXPECT_HAS(result.err, "plan, check, matrix, schema");
+  }
+  const Result none = run("");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_HAS(none.err, "no command; allowed: plan, check, matrix, schema");
+}
+
+// A full disk: never exit code 0 with a part of the answer.
+TEST_F(Cli, OutputThatCannotBeWrittenIsAnError) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full here";
+  const std::string file = config(kO2);
+  for (const std::string& command :
+       {"plan " + file, "plan --json " + file, "check " + file, std::string("matrix"),
+        std::string("schema"), std::string("schema --reference")}) {
+    const int status =
+        std::system((ZEROFP8_CLI_PATH " " + command + " >/dev/full 2>" + path("err")).c_str());
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << command << ": " << status;
+    EXPECT_HAS(file_text(path("err")),
+               "standard output cannot be written: No space left on device");
   }
 }
 

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "tools/sizes.h"
@@ -18,7 +21,13 @@ bool use_color() {
   return (no_color == nullptr || *no_color == '\0') && isatty(STDOUT_FILENO) != 0;
 }
 
-void print(std::string_view text) { fmt::print("{}", text); }
+// All of it, or an error: a full disk must not leave half a plan behind exit code 0.
+void print(std::string_view text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || std::fflush(stdout) != 0) {
+    throw OutputError(fmt::format("standard output cannot be written: {}", std::strerror(errno)));
+  }
+}
 
 Launch launch_of(const Config& config, const RankOptions& ranks) {
   const std::int64_t replica = std::int64_t{ranks.pipeline} * ranks.tensor;

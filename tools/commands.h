@@ -3,12 +3,20 @@
 
 #include <string>
 
+#include "zerofp8/error.h"
+
 namespace zerofp8 {
 
 enum ExitCode : int {
   kOk = 0,
   kDoesNotRun = 1,  // a sound config that does not fit, or that this version does not run yet
   kBadInput = 2,
+  kNotWritten = 3,  // the answer could not be written
+};
+
+class OutputError : public Error {
+ public:
+  using Error::Error;
 };
 
 struct RankOptions {

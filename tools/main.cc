@@ -3,9 +3,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include "src/config/nearest.h"
 #include "tools/commands.h"
 #include "zerofp8/config.h"
 #include "zerofp8/error.h"
+#include "zerofp8/zerofp8.h"
 
 namespace zerofp8 {
 namespace {
@@ -74,6 +76,9 @@ int run_and_report(const CLI::App& app, const Options& options) {
       app.got_subcommand("plan") ? options.plan.config : options.check.config;
   try {
     return run(app, options);
+  } catch (const OutputError& error) {
+    fmt::print(stderr, "zerofp8: {}\n", error.what());
+    return kNotWritten;
   } catch (const UnsupportedError& error) {
     report(error, config);
     return kDoesNotRun;
@@ -86,6 +91,26 @@ int run_and_report(const CLI::App& app, const Options& options) {
   }
 }
 
+// What is wrong with the first word, before CLI11 looks for a command in it; empty: nothing.
+std::string command_mistake(const CLI::App& app, int argc, char** argv) {
+  std::string allowed;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    allowed += (allowed.empty() ? "" : ", ") + command->get_name();
+  }
+  if (argc < 2) return fmt::format("no command; allowed: {}; zerofp8 --help tells more", allowed);
+  const std::string_view given = argv[1];
+  if (given.starts_with('-')) return "";
+  std::string nearest;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    const std::string& name = command->get_name();
+    if (name == given) return "";
+    if (nearest.empty() || edit_distance(given, name) < edit_distance(given, nearest))
+      nearest = name;
+  }
+  return fmt::format("given \"{}\", which is no command; allowed: {}; the nearest is {}", given,
+                     allowed, nearest);
+}
+
 }  // namespace
 }  // namespace zerofp8
 
@@ -94,12 +119,17 @@ int main(int argc, char** argv) {
       "Plans and checks zerofp8 configs.\n"
       "Exit codes: 0 ok; 1 a sound config that does not fit, or that this version does not run "
       "yet;\n"
-      "2 bad input.");
+      "2 bad input; 3 the answer could not be written.");
   app.name("zerofp8");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("zerofp8 ") + zerofp8::version());
   zerofp8::Options options;
   zerofp8::add_plan(app, options);
   zerofp8::add_others(app, options);
+  if (const std::string mistake = zerofp8::command_mistake(app, argc, argv); !mistake.empty()) {
+    fmt::print(stderr, "zerofp8: {}\n", mistake);
+    return zerofp8::kBadInput;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
