@@ -115,6 +115,13 @@ def check_links(names):
                 yield f"{name}: links to {target}, which does not exist"
 
 
+def check_claims():
+    """What docs/claims.md names exists: C++ tests, Python tests, scripts."""
+    for name in re.findall(r"`([\w./]+_test|test_\w+\.py|[\w/]+\.(?:py|sh))`", (ROOT / "docs/claims.md").read_text()):
+        if not any((ROOT / place).exists() for place in (f"tests/{name}.cc", f"tests/{name}", f"tests/python/{name}", name)):
+            yield f"docs/claims.md: names {name}, which does not exist"
+
+
 def check_versions():
     """One version: CMake's, the header's, the changelog's newest."""
     cmake = re.search(r"project\(zerofp8 VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
@@ -135,7 +142,7 @@ def check_results():
 def main():
     names = tracked()
     faults = [*check_includes(names), *check_lengths(names), *check_orphans(names), *check_links(names), *check_versions(),
-              *check_results()]
+              *check_claims(), *check_results()]
     sources = [n for n in names if n.endswith((".h", ".cc"))]
     if len(sources) < 50:
         faults.append(f"only {len(sources)} sources were found: is this the repository?")
