@@ -25,7 +25,7 @@ float* BucketState::reduced_values() {
 void Engine::Impl::start_reduction(BucketState& b) {
   if (b.direct || settings.accumulation_sharded) return;
   b.in_flight =
-      std::make_unique<ReduceScatter>(*b.shard_comm, *ops, pool, b.accumulator_layout,
+      std::make_unique<ReduceScatter>(b.reduce_ranks, *ops, pool, b.accumulator_layout,
                                       b.accumulator.data(), wire_storage(settings.gradient_wire));
 }
 
