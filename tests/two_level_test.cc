@@ -21,7 +21,8 @@ struct Levels {
   Storage in_node = Storage::kFp32, wire = Storage::kFp32;
 };
 
-// Two reduce-scatters at once, of the gradients and of their negatives, waited for in order. All
+// Two reduce-scatters at once, of the gradients and of their negatives, both sent across before the
+// first is waited for. All
 // shards' results side by side, times `factor`; the second's must be the first's, negated.
 std::vector<float> reduce(const Gradients& g, const Levels& levels, float factor,
                           std::uint32_t* amax = nullptr) {
@@ -40,6 +41,8 @@ std::vector<float> reduce(const Gradients& g, const Levels& levels, float factor
     for (float& x : negated) x = -x;
     ReduceScatter first(k == 1 ? flat : two, cpu_ops(), pool, layout, mine.data(), levels.wire);
     ReduceScatter second(k == 1 ? flat : two, cpu_ops(), pool, layout, negated.data(), levels.wire);
+    first.send_across();
+    second.send_across();
     first.wait();
     second.wait();
     float* sum = out.data() + rank * shard;

@@ -127,13 +127,17 @@ void ReduceScatter::start(void* message) {
       {.dtype = dtype_of(layout_.storage), .label = "gradient reduce-scatter"});
 }
 
-void ReduceScatter::wait() {
-  if (work_) work_->wait();
+void ReduceScatter::send_across() {
   if (!in_node_) return;
+  work_->wait();
   in_node_ = false;
   add_up_node();
   start(send_.data());
-  work_->wait();
+}
+
+void ReduceScatter::wait() {
+  send_across();
+  if (work_) work_->wait();
 }
 
 std::uint32_t ReduceScatter::sum(std::int64_t offset, std::int64_t n, float factor,

@@ -39,9 +39,10 @@ class ReduceScatter {
   // pooled buffer. Two-level: it is encoded in `in_node_wire`, and each node's sum in `wire`.
   ReduceScatter(const ReduceRanks& ranks, const Ops& ops, BufferPool& pool,
                 const PartLayout& source, void* memory, Storage wire);
-  // Two-level: starts the exchange across the nodes, so ranks wait for reduce-scatters in the same
-  // order, as they start them.
-  void wait();
+  // Two-level: waits for the node and starts the exchange across nodes. Like the constructor,
+  // called in the same order on every rank. No effect if that was done, or if flat.
+  void send_across();
+  void wait();  // after send_across(), which it calls
 
   // out = factor * (rank 0 + rank 1 + ...) of elements [offset, offset + n) of this rank's shard;
   // whole blocks. Two-level: sums of nodes instead of ranks. Returns the bits of max |out|.

@@ -207,6 +207,7 @@ void Engine::Impl::end_micro_batch() {
   if (!settings.accumulation_sharded) return;
   while (next_flush < static_cast<int>(buckets.size())) flush(buckets[next_flush++]);
   flush_late_gradients();
+  send_across_nodes();
   for (BucketState& b : buckets) {
     finish_flush(b);
     b.parameters_ready = 0;

@@ -123,6 +123,7 @@ struct Engine::Impl {
   // reduce.cc
   void reduce_gradients();
   void start_reduction(BucketState& b);
+  void send_across_nodes();
   void finish_reduction(BucketState& b);
   void sum_shard(BucketState& b, float factor, float* out);
   void sum_over(BucketState& b, Communicator& comm, std::int64_t elements, float factor,
