@@ -22,8 +22,8 @@ struct Levels {
 };
 
 // Two reduce-scatters at once, of the gradients and of their negatives, both sent across before the
-// first is waited for. All
-// shards' results side by side, times `factor`; the second's must be the first's, negated.
+// first is waited for. All shards' results side by side, times `factor`; the second's must be the
+// first's, negated.
 std::vector<float> reduce(const Gradients& g, const Levels& levels, float factor,
                           std::uint32_t* amax = nullptr) {
   const int ranks = static_cast<int>(g.size()), k = levels.per_node;
@@ -187,7 +187,7 @@ double relative_error(const std::vector<NodeSum>& nodes, const std::vector<float
 
 // As in reduce_scatter_test, with sums of nodes in the place of ranks: each is rounded once, so the
 // error of the sum is .0265 sqrt(sum over nodes |node's sum|^2) in the root mean square. bf16
-// inside a node adds 2^-8 / sqrt(12) of each rank's, too little to show beside it.
+// inside a node adds at most 2^-7 / sqrt(12) of each rank's: under 1 % of that in the square.
 TEST_P(TwoLevelBound, Fp8AcrossNodes) {
   const auto& [ranks, k, heavy] = GetParam();
   constexpr std::size_t kN = 128 * kBlock, kSet = 16 * kBlock;

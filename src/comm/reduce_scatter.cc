@@ -53,8 +53,12 @@ void encode_sums(const Ops& ops, const PartLayout& from, void* source, const Par
         views.push_back(from.view(source, s, at));
         if (from.residual) residuals.push_back(from.residual_view(source, s, at));
       }
-      ops.decode_sum(views.data(), from.residual ? residuals.data() : nullptr,
-                     static_cast<int>(added.size()), 1.0f, value.data(), n, from.block);
+      if (added.size() == 1 && !from.residual) {
+        ops.decode(views[0], value.data(), n, from.block);  // the same bits, faster
+      } else {
+        ops.decode_sum(views.data(), from.residual ? residuals.data() : nullptr,
+                       static_cast<int>(added.size()), 1.0f, value.data(), n, from.block);
+      }
       ops.encode(value.data(), to.view(out, part, at), n, to.block, Rounding::kNearest, {});
     }
   }
