@@ -49,8 +49,8 @@ Setting<int> resolve_shard_ranks(const Reader& read, const Settings& s) {
   return {s.launch.data_ranks, Origin::kDefault, "all data ranks"};
 }
 
-// Also where a file that names its nodes runs on one of them: numbers do not depend on who is
-// alone.
+// One rule for every number of nodes: the sum of a single one is rounded, too. That costs accuracy
+// and saves no bytes.
 void warn_about_one_node(Settings& s) {
   if (!is_two_level(s) || s.ranks_per_node < reduction_ranks(s)) return;
   s.warnings.push_back(fmt::format(
