@@ -2,6 +2,7 @@ zerofp8_test(comm_thread_test zerofp8_comm)
 zerofp8_test(comm_fault_test zerofp8_comm)
 zerofp8_test(comm_mismatch_test zerofp8_comm)
 zerofp8_test(launch_env_test zerofp8_comm)
+zerofp8_test(two_level_test zerofp8_comm)
 
 # How MPI tests are started: also as root and with more ranks than cores, as in containers. mpirun ends its
 # ranks by itself before CTest would end mpirun alone.

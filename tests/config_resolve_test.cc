@@ -284,5 +284,69 @@ TEST(ShardGroup, DividesTheDataRanks) {
             "/zerofp8/shard_group_size");
 }
 
+std::string two_level(const std::string& keys, const std::string& more = "") {
+  return R"({"zero_optimization":{"stage":1},"zerofp8":{"two_level_reduce_scatter":{)" + keys +
+         "}" + more + "}}";
+}
+
+TEST(TwoLevel, AbsentIsOneLevel) {
+  for (const std::string& text : {std::string("{}"), two_level("")}) {
+    const Settings s = settings_of(text, {.data_ranks = 6});
+    EXPECT_EQ(s.ranks_per_node.value, 1);
+    EXPECT_EQ(s.ranks_per_node.origin, Origin::kDefault);
+    EXPECT_EQ(s.in_node_wire.value, D::kFp32);
+  }
+}
+
+TEST(TwoLevel, KeysAndOrigins) {
+  Settings s = settings_of(two_level("\"ranks_per_node\":4"), {.data_ranks = 8});
+  EXPECT_EQ(s.ranks_per_node.value, 4);
+  EXPECT_EQ(s.ranks_per_node.where, "/zerofp8/two_level_reduce_scatter/ranks_per_node");
+  EXPECT_EQ(s.in_node_wire.value, D::kFp32);
+  EXPECT_TRUE(s.warnings.empty());
+  s = settings_of(two_level(R"("ranks_per_node":2,"in_node_dtype":"bfloat16")"), {.data_ranks = 8});
+  EXPECT_EQ(s.in_node_wire.value, D::kBf16);
+  EXPECT_EQ(s.in_node_wire.where, "/zerofp8/two_level_reduce_scatter/in_node_dtype");
+}
+
+TEST(TwoLevel, NodesDivideTheRanksThatReduceTogether) {
+  const auto error = [](const std::string& text, int ranks) {
+    return error_of(text, {.data_ranks = ranks});
+  };
+  const std::string four = "\"ranks_per_node\":4", groups = ",\"shard_group_size\":2";
+  EXPECT_EQ(error(two_level(four), 6).given(), "4 with 6 data ranks");
+  EXPECT_EQ(error(two_level(four), 2).given(), "4 with 2 data ranks");
+  EXPECT_EQ(error(two_level(four, groups), 8).given(), "4 with 2 ranks per shard group");
+  EXPECT_EQ(error(two_level(four), 6).pointer(),
+            "/zerofp8/two_level_reduce_scatter/ranks_per_node");
+  // Stage 0 reduces over all data ranks though it shards nothing.
+  const std::string stage0 = R"({"zerofp8":{"two_level_reduce_scatter":{"ranks_per_node":4}}})";
+  EXPECT_EQ(error(stage0, 6).given(), "4 with 6 data ranks");
+  EXPECT_EQ(settings_of(stage0, {.data_ranks = 8}).ranks_per_node.value, 4);
+}
+
+TEST(TwoLevel, OtherMistakes) {
+  EXPECT_EQ(error_of(two_level(R"("in_node_dtype":"bf16")")).given(),
+            "\"bf16\" without ranks_per_node beside it");
+  for (const char* dtype : {"fp16", "fp8"}) {
+    const std::string text =
+        two_level("\"ranks_per_node\":1,\"in_node_dtype\":\"" + std::string(dtype) + "\"");
+    EXPECT_MENTIONS(error_of(text).allowed(), "\"fp32\", \"bf16\"");
+  }
+  EXPECT_EQ(error_of(R"({"zerofp8":{"two_level_reduce_scatter":4}})").pointer(),
+            "/zerofp8/two_level_reduce_scatter");
+}
+
+TEST(TwoLevel, OneNodeIsAWarning) {
+  const std::string text = two_level("\"ranks_per_node\":4");
+  const Settings s = settings_of(text, {.data_ranks = 4});
+  ASSERT_EQ(s.warnings.size(), 1U);
+  EXPECT_MENTIONS(s.warnings[0], "/zerofp8/two_level_reduce_scatter/ranks_per_node");
+  EXPECT_EQ(
+      settings_of(two_level("\"ranks_per_node\":2", ",\"shard_group_size\":2"), {.data_ranks = 8})
+          .warnings.size(),
+      1U);
+}
+
 }  // namespace
 }  // namespace zerofp8

@@ -1,4 +1,4 @@
-// Short ways to parse and resolve a config in tests.
+// Short ways to parse, resolve and plan a config in tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 
 #include "zerofp8/config.h"
 #include "zerofp8/error.h"
+#include "zerofp8/plan.h"
 
 namespace zerofp8 {
 
@@ -36,6 +37,20 @@ inline bool is_unsupported(const std::string& text, const Launch& launch = {}) {
   } catch (const ConfigError&) {
   }
   return false;
+}
+
+inline constexpr std::int64_t kElements = 1'024'000;  // 8000 blocks of 128
+
+inline Settings bf16_at(const std::string& level, int stage, int ranks,
+                        const std::string& more = "", const std::string& zero = "") {
+  return settings_of(
+      "{\"bf16\":{\"enabled\":true},\"zero_optimization\":{\"stage\":" + std::to_string(stage) +
+          zero + "},\"zerofp8\":{\"opt_level\":\"" + level + "\"}" + more + "}",
+      {.data_ranks = ranks});
+}
+
+inline Plan plan_of(const Settings& settings, std::int64_t parameters = kElements) {
+  return make_plan(settings, uniform_size(parameters, settings));
 }
 
 inline bool mentions(const std::string& text, const std::string& part) {

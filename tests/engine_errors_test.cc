@@ -65,6 +65,14 @@ TEST(EngineErrors, ConfigsThatDifferBetweenRanks) {
       {change([](Recipe& r) { r.zerofp8 = R"("seed": 3)"; }), "seed 3"},
       {change([](Recipe& r) { r.zerofp8 = R"("block_size": 64)"; }), "block size 64"},
       {change([](Recipe& r) { r.zerofp8 = R"("shard_group_size": 1)"; }), "shard ranks 1"},
+      {change(
+           [](Recipe& r) { r.zerofp8 = R"("two_level_reduce_scatter": {"ranks_per_node": 3})"; }),
+       "ranks per node 3"},
+      {change([](Recipe& r) {
+         r.zerofp8 =
+             R"("two_level_reduce_scatter": {"ranks_per_node": 1, "in_node_dtype": "bf16"})";
+       }),
+       "in-node wire bf16"},
       {change([](Recipe& r) { r.zerofp8 = R"("master_weights": "none")"; }), "master none"},
       {change([](Recipe& r) { r.zerofp8 = R"("fp32_moments_below": 0)"; }), "fp32 moments"},
       {change([](Recipe& r) { r.zero = R"("reduce_bucket_size": 5)"; }), "buckets 5"},

@@ -145,6 +145,35 @@ TEST(EngineReduceGroups, ExpertsAreAveragedOverTheirOwnRanks) {
   }
 }
 
+// Experts keep one level, and with it their bits; what all data ranks share has two.
+TEST(EngineReduceGroups, TwoLevelsLeaveExpertsAlone) {
+  for (const int stage : {0, 1, 2}) {
+    const auto gradients = [&](const std::string& keys) {
+      const Recipe recipe{.stage = stage, .level = "O1", .zerofp8 = keys};
+      std::vector<std::vector<float>> all(8);
+      run_ranks(4, [&](Communicator& world) {
+        Experts e(world, recipe);
+        for (int i = 0; i < 3; ++i) {
+          const std::size_t n = e.model.numel(std::size_t(i));
+          add(e.engine, i, made_up_gradients(0, world.rank(), 0, std::size_t(i), n));
+        }
+        e.engine.reduce_gradients();
+        for (int i = 0; i < 2; ++i) {
+          auto g = e.engine.full_state(i, StateKind::kGradient);
+          all[std::size_t(world.rank() * 2 + i)] = std::move(g);
+        }
+      });
+      return all;
+    };
+    const auto flat = gradients(""),
+               two = gradients(R"("two_level_reduce_scatter": {"ranks_per_node": 2})");
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      EXPECT_NE(two[2 * rank], flat[2 * rank]) << stage;
+      EXPECT_EQ(two[2 * rank + 1], flat[2 * rank + 1]) << stage;
+    }
+  }
+}
+
 // An expert that no token of this step was sent to, and an overflow in another.
 TEST(EngineReduceGroups, UnusedAndBadExperts) {
   for (const int stage : {0, 1, 2}) {

@@ -55,16 +55,21 @@ struct Magnitudes {
 // Largest error of sum over ranks and micro-batches, for the elements [begin, end) of one block.
 // Accumulating: each of A roundings acts on a partial sum of at most the sum of magnitudes, grown
 // by the roundings before it, (1 + relative)^A. Sending: one more rounding, unless the
-// accumulator's codes are the message. Error feedback: what is lost is the rounding of a residual
-// that is itself a rounding error.
+// accumulator's codes are the message; with two levels one of each rank's message and one of each
+// node's sum. Error feedback: what is lost is the rounding of a residual that is itself a rounding
+// error.
 inline std::vector<double> gradient_bound(const Settings& s, const CellGradients& all,
                                           std::size_t begin, std::size_t end) {
-  const Rounds acc = rounding_of(s.accumulation, true), wire = rounding_of(s.gradient_wire, false);
-  const bool plain_fp16 = s.gradient_wire == DType::kFp16;
-  const bool same = s.accumulation.value == s.gradient_wire.value && !plain_fp16;
   const std::size_t ranks = all.g.size(), a = all.g[0].size(), n = end - begin;
-  const double growth = std::pow(1 + acc.relative + wire.relative, double(a) + 1);
-  std::vector<double> bound(n), total(n);
+  const auto per_node = static_cast<std::size_t>(s.ranks_per_node.value);
+  const Rounds acc = rounding_of(s.accumulation, true), wire = rounding_of(s.gradient_wire, false);
+  const Rounds in_node = per_node > 1 ? rounding_of(s.in_node_wire, false) : Rounds{};
+  const bool plain_fp16 = s.gradient_wire == DType::kFp16;
+  const bool as_it_is = s.accumulation.value == s.gradient_wire.value && !plain_fp16 &&
+                        !s.accumulation_sharded && per_node == 1;
+  const double growth =
+      std::pow(1 + acc.relative + wire.relative + in_node.relative, double(a) + 1);
+  std::vector<double> bound(n);
   const auto rounds = [&](const Rounds& r, const Magnitudes& m, double times, bool feedback) {
     for (std::size_t j = 0; j < n; ++j) {
       const double e = r.error(m.x[j] * growth, m.amax * growth);
@@ -72,32 +77,33 @@ inline std::vector<double> gradient_bound(const Settings& s, const CellGradients
       bound[j] += times * (feedback ? r.error(e, largest) : e);
     }
   };
-  const auto add_up = [&](std::size_t rank, std::size_t k, Magnitudes& m) {
-    m.x.resize(n);
+  const auto sum = [&](std::size_t rank, std::size_t to_rank, std::size_t k, std::size_t to_k) {
+    Magnitudes m{std::vector<double>(n)};
     for (std::size_t j = 0; j < n; ++j) {
-      m.x[j] += std::fabs(all.g[rank][k][begin + j]);
+      for (std::size_t r = rank; r < to_rank; ++r) {
+        for (std::size_t i = k; i < to_k; ++i) m.x[j] += std::fabs(all.g[r][i][begin + j]);
+      }
       m.amax = std::max(m.amax, m.x[j]);
     }
+    return m;
   };
-  Magnitudes everything;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    Magnitudes of_rank;
-    for (std::size_t k = 0; k < a; ++k) {
-      add_up(r, k, of_rank);
-      add_up(r, k, everything);
-      if (s.accumulation_sharded) {
-        Magnitudes one;
-        add_up(r, k, one);
-        rounds(wire, one, 1, false);
-      }
+  const Magnitudes everything = sum(0, ranks, 0, a);
+  const std::size_t sent = s.accumulation_sharded ? 1 : a;  // micro-batches per message
+  for (std::size_t k = 0; k < a && !as_it_is; k += sent) {
+    for (std::size_t r = 0; r < ranks && per_node > 1; ++r) {
+      rounds(in_node, sum(r, r + 1, k, k + sent), 1, false);
     }
-    if (s.accumulation_sharded) continue;
-    rounds(acc, of_rank, double(a), s.error_feedback);
-    if (!same) rounds(wire, of_rank, 1, false);
+    for (std::size_t r = 0; r < ranks; r += per_node) {
+      rounds(wire, sum(r, r + per_node, k, k + sent), 1, false);
+    }
+  }
+  for (std::size_t r = 0; r < ranks && !s.accumulation_sharded; ++r) {
+    rounds(acc, sum(r, r + 1, 0, a), double(a), s.error_feedback);
   }
   if (s.accumulation_sharded) rounds(acc, everything, double(a), s.error_feedback);
   // FP32: decoding multiplies by a scale and adds; the rank-order sum; the one division.
-  const bool exact = s.accumulation == DType::kFp32 && s.gradient_wire == DType::kFp32;
+  const bool exact =
+      s.accumulation == DType::kFp32 && s.gradient_wire == DType::kFp32 && in_node.relative == 0;
   const double roundings = exact ? 2 : double(ranks * a) * 3 + 4;
   for (std::size_t j = 0; j < n; ++j) bound[j] += roundings * kFp32Half * everything.x[j] * growth;
   return bound;

@@ -143,8 +143,14 @@ TEST(EngineMemory, WireBytesEqualThePlan) {
   for (const char* level : {"O0", "O1", "O2", "O3"}) {
     for (const char* wire : {"", "fp32", "bf16", "fp16", "fp8_e5m2"}) {
       for (const int stage : {0, 1, 2}) {
-        for (const char* group : {"", R"("shard_group_size": 2)"}) {
-          if (stage == 0 && group[0] != 0) continue;
+        for (const char* group :
+             {"", R"("shard_group_size": 2)",
+              R"("two_level_reduce_scatter": {"ranks_per_node": 2})",
+              R"("two_level_reduce_scatter": {"ranks_per_node": 4, "in_node_dtype": "bf16"})",
+              R"("two_level_reduce_scatter": {"ranks_per_node": 2}, "shard_group_size": 2)"}) {
+          if (stage == 0 && std::string_view(group).find("shard_group") != std::string::npos) {
+            continue;
+          }
           const bool feedback = level[1] == '3';
           const Recipe recipe{.model = "bf16",
                               .stage = stage,

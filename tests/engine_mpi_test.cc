@@ -39,15 +39,60 @@ TEST(EngineMpi, SampleOfTheMatrixEqualsFloat64) {
   }
 }
 
+// Nodes of two; of three where that is all ranks.
+std::string two_levels(const char* in_node) {
+  const int ranks = world().size();
+  return fmt::format(
+      R"("two_level_reduce_scatter": {{"ranks_per_node": {}, "in_node_dtype": "{}"}})",
+      ranks % 2 == 0 ? 2 : ranks, in_node);
+}
+
+TEST(EngineMpi, TwoLevelSampleOfTheMatrixEqualsFloat64) {
+  const Recipe recipes[] = {
+      {.model = "bf16",
+       .stage = 0,
+       .level = "O1",
+       .micro_batches = 2,
+       .zerofp8 = two_levels("fp32")},
+      {.model = "fp32",
+       .stage = 1,
+       .level = "O0",
+       .micro_batches = 2,
+       .zerofp8 = two_levels("fp32")},
+      {.model = "bf16",
+       .stage = 1,
+       .level = "O3",
+       .micro_batches = 2,
+       .zerofp8 = two_levels("bf16")},
+      {.model = "bf16",
+       .stage = 2,
+       .level = "O2",
+       .error_feedback = true,
+       .micro_batches = 2,
+       .zero = R"("overlap_comm": true, "reduce_bucket_size": 200)",
+       .zerofp8 = two_levels("fp32")},
+  };
+  for (const Recipe& recipe : recipes) {
+    SCOPED_TRACE(recipe.name() + recipe.zerofp8);
+    check_cell(recipe, world());
+  }
+}
+
 // Ranks as processes and ranks as threads give the same weights.
 TEST(EngineMpi, SameBitsAsThreadRanks) {
   const int ranks = world().size();
-  for (const char* level : {"O0", "O1", "O2", "O3"}) {
+  for (const auto& [level, two_level] : {std::pair{"O0", false},
+                                         {"O1", false},
+                                         {"O2", false},
+                                         {"O3", false},
+                                         {"O0", true},
+                                         {"O3", true}}) {
+    const std::string moments = R"("fp32_moments_below": 0)";
     const Recipe recipe{.model = "bf16",
                         .stage = 2,
                         .level = level,
                         .micro_batches = 2,
-                        .zerofp8 = R"("fp32_moments_below": 0)"};
+                        .zerofp8 = two_level ? moments + ", " + two_levels("bf16") : moments};
     const auto train = [&](Communicator& comm) {
       Model model(odd_shapes(), recipe);
       Engine engine(recipe.settings(ranks), model.parameters(), {.data = &comm}, quiet());
@@ -60,7 +105,7 @@ TEST(EngineMpi, SameBitsAsThreadRanks) {
       const Snapshot s = train(comm);
       if (comm.rank() == 0) threads = s;
     });
-    EXPECT_EQ(mine, threads) << level;
+    EXPECT_EQ(mine, threads) << recipe.name() << recipe.zerofp8;
   }
 }
 

@@ -12,20 +12,6 @@
 namespace zerofp8 {
 namespace {
 
-constexpr std::int64_t kElements = 1'024'000;  // 8000 blocks of 128
-
-Settings bf16_at(const std::string& level, int stage, int ranks, const std::string& more = "",
-                 const std::string& zero = "") {
-  return settings_of(
-      "{\"bf16\":{\"enabled\":true},\"zero_optimization\":{\"stage\":" + std::to_string(stage) +
-          zero + "},\"zerofp8\":{\"opt_level\":\"" + level + "\"}" + more + "}",
-      {.data_ranks = ranks});
-}
-
-Plan plan_of(const Settings& settings, std::int64_t parameters = kElements) {
-  return make_plan(settings, uniform_size(parameters, settings));
-}
-
 std::int64_t bytes_of_row(const Plan& plan, const std::string& name) {
   for (const PlanRow& row : plan.rows) {
     if (row.name == name) return row.bytes;
@@ -211,92 +197,6 @@ TEST(ReducedGradient, NeedsABufferOnlyWhereNothingElseHoldsIt) {
   EXPECT_FALSE(needed(with(sharded, "fp32", 1), 4));
   EXPECT_TRUE(needed(with("\"fp8\"", "fp8", 2, groups), 4));
   EXPECT_TRUE(needed(with("\"fp32\"", "fp32", 2, groups), 4));
-}
-
-// One collective as the plan must list it.
-struct Expected {
-  std::string operation;
-  DType dtype;
-  int ranks;
-  std::int64_t calls, bytes;
-};
-
-void expect_collectives(const Plan& plan, const std::vector<Expected>& expected) {
-  ASSERT_EQ(plan.collectives.size(), expected.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const PlanCollective& c = plan.collectives[i];
-    EXPECT_EQ(c.operation, expected[i].operation) << c.what;
-    EXPECT_EQ(c.dtype, expected[i].dtype) << c.what;
-    EXPECT_EQ(c.ranks, expected[i].ranks) << c.what;
-    EXPECT_EQ(c.calls_per_step, expected[i].calls) << c.what;
-    EXPECT_EQ(c.bytes_per_step, expected[i].bytes) << c.what;
-  }
-}
-
-TEST(Wire, OneRankSendsNothing) {
-  for (const int stage : {0, 1, 2}) {
-    EXPECT_TRUE(plan_of(bf16_at("O2", stage, 1)).collectives.empty());
-  }
-}
-
-TEST(Wire, StageZeroReducesThenGathersFp32) {
-  const std::int64_t part = kElements / 4;
-  expect_collectives(plan_of(bf16_at("O1", 0, 4)),
-                     {{"all_to_all", DType::kE4m3, 4, 1, 3 * (part + part / 32)},
-                      {"all_gather", DType::kFp32, 4, 1, 3 * part * 4},
-                      {"control", DType::kFp32, 4, 1, 0}});
-}
-
-TEST(Wire, StageOneReducesThenGathersWeights) {
-  const std::int64_t part = kElements / 4;
-  expect_collectives(plan_of(bf16_at("O0", 1, 4)),
-                     {{"all_to_all", DType::kFp32, 4, 1, 3 * part * 4},
-                      {"control", DType::kFp32, 4, 1, 0},
-                      {"all_gather", DType::kBf16, 4, 1, 3 * part * 2}});
-}
-
-TEST(Wire, StageTwoReducesEveryMicroBatchAndBucket) {
-  const std::int64_t part = kElements / 2;
-  const Plan plan = plan_of(
-      bf16_at("O2", 2, 2, ",\"gradient_accumulation_steps\":5", ",\"reduce_bucket_size\":300000"));
-  expect_collectives(plan, {{"all_to_all", DType::kE4m3, 2, 4 * 5, 5 * (part + part / 32)},
-                            {"control", DType::kFp32, 2, 1, 0},
-                            {"all_gather", DType::kBf16, 2, 4, part * 2}});
-  EXPECT_MENTIONS(plan.averaging, "2 data ranks x 5 micro-batches");
-}
-
-TEST(Wire, WeightsAreGatheredInSlices) {
-  const auto calls = [](const std::string& size) {
-    const Plan plan = plan_of(bf16_at("O1", 1, 4, "", ",\"allgather_bucket_size\":" + size));
-    return plan.collectives.back().calls_per_step;
-  };
-  EXPECT_EQ(calls("500000000"), 1);
-  EXPECT_EQ(calls("1024000"), 1);
-  EXPECT_EQ(calls("1023999"), 2);  // 1999 blocks per rank and call, of 2000
-  EXPECT_EQ(calls("512000"), 2);
-  EXPECT_EQ(calls("1"), 2000);  // at least a block
-}
-
-TEST(Wire, ShardGroupsSumOverTheirReplicas) {
-  const std::int64_t shard = kElements / 2;
-  expect_collectives(plan_of(bf16_at("O1", 1, 8, "", ",\"zero_hpz_partition_size\":2")),
-                     {{"all_to_all", DType::kE4m3, 2, 1, shard + shard / 32},
-                      {"all_gather", DType::kFp32, 4, 1, 3 * shard * 4},
-                      {"control", DType::kFp32, 8, 1, 0},
-                      {"all_gather", DType::kBf16, 2, 1, shard * 2}});
-}
-
-TEST(Wire, ControlSpansPipelineAndTensorRanks) {
-  const Settings s = settings_of("{}", {.data_ranks = 2, .pipeline_stages = 3, .tensor_ranks = 5});
-  EXPECT_EQ(plan_of(s).collectives.back().ranks, 30);
-}
-
-TEST(Wire, Fp8IsAtMost26PercentOfFp32) {
-  const auto sent = [](const char* level) {
-    return static_cast<double>(plan_of(bf16_at(level, 1, 8)).collectives.at(0).bytes_per_step);
-  };
-  EXPECT_LE(sent("O1") / sent("O0"), 0.26);
-  EXPECT_DOUBLE_EQ(sent("O1") / sent("O0"), (1 + 4.0 / 128) / 4);
 }
 
 TEST(UniformSize, PadsToWholeBlocksPerRank) {

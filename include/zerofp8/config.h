@@ -105,6 +105,9 @@ struct Settings {
   Setting<bool> accumulation_sharded;
   Setting<bool> error_feedback;  // fp8 accumulators only
   Setting<DType> gradient_wire;  // fp32, bf16, fp16, fp8_e4m3, fp8_e5m2
+  // k of the two-level reduce-scatter; 1: flat
+  Setting<int> ranks_per_node{1, Origin::kDefault, ""};
+  Setting<DType> in_node_wire;  // fp32, bf16: of gradients inside a node
   Setting<DType> weight_wire;
   Setting<MasterWeights> master;
   Setting<DType> exp_avg;     // fp32, bf16, fp16, fp8_e4m3

@@ -65,6 +65,8 @@ int reduction_ranks(const Settings& settings);
 // True if shard groups are smaller than the data-parallel group (hybrid sharding): reduced shards are then
 // summed in FP32 over the data_ranks / shard_ranks replicas.
 bool is_hybrid(const Settings& settings);
+// True if gradients are added up inside nodes of ranks_per_node ranks first, then across the nodes.
+bool is_two_level(const Settings& settings);
 // Whether the engine keeps reduced gradients in an FP32 buffer of their own between reduction and Adam, or
 // Adam reads the accumulator.
 bool reduced_gradient_needs_buffer(const Settings& settings);

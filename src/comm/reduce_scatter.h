@@ -2,7 +2,7 @@
 // decode and add in FP32 in rank order -> one multiplication. Two roundings whatever the number of
 // ranks, so the error does not grow with them (design: docs/numerics.md, "Reduce-scatter").
 //
-//   ReduceScatter rs(comm, ops, pool, layout, memory, Storage::kE4m3Block);   // starts sending
+//   ReduceScatter rs({&comm}, ops, pool, layout, memory, Storage::kE4m3Block);   // starts sending
 //   rs.wait();
 //   rs.sum(offset, n, factor, out);          // part of this rank's shard
 #pragma once
@@ -22,24 +22,45 @@ namespace zerofp8 {
 Storage wire_storage(DType dtype);
 DType dtype_of(Storage storage);
 
+// Between whom. Flat: `across` has all ranks. Two-level, with k ranks per node: rank r is local
+// rank r % k of node r / k; `in_node` has the k ranks of its node in this order, `across` those
+// with its local rank in the order of nodes.
+struct ReduceRanks {
+  Communicator* across = nullptr;
+  Communicator* in_node = nullptr;  // null: flat
+  Storage in_node_wire = Storage::kFp32;
+  int size() const { return across->size() * (in_node == nullptr ? 1 : in_node->size()); }
+};
+
 class ReduceScatter {
  public:
-  // `source` in `memory` has comm.size() parts and must stay untouched until wait() returned. It is
-  // sent as it is where its storage is `wire`, else encoded (round to nearest) into a pooled
-  // buffer.
-  ReduceScatter(Communicator& comm, const Ops& ops, BufferPool& pool, const PartLayout& source,
-                void* memory, Storage wire);
-  void wait();
+  // `source` in `memory` has ranks.size() parts and must stay untouched until wait() returned.
+  // Flat: it is sent as it is where its storage is `wire`, else encoded (round to nearest) into a
+  // pooled buffer. Two-level: it is encoded in `in_node_wire`, and each node's sum in `wire`.
+  ReduceScatter(const ReduceRanks& ranks, const Ops& ops, BufferPool& pool,
+                const PartLayout& source, void* memory, Storage wire);
+  // Two-level: waits for the node and starts the exchange across nodes. Like the constructor,
+  // called in the same order on every rank. No effect if that was done, or if flat.
+  void send_across();
+  void wait();  // after send_across(), which it calls
 
   // out = factor * (rank 0 + rank 1 + ...) of elements [offset, offset + n) of this rank's shard;
-  // whole blocks. Returns the bits of max |out|.
+  // whole blocks. Two-level: sums of nodes instead of ranks. Returns the bits of max |out|.
   std::uint32_t sum(std::int64_t offset, std::int64_t n, float factor, float* out) const;
 
  private:
+  void start_in_node(const PartLayout& source, void* memory);
+  void add_up_node();
+  void start(void* message);
+
   const Ops* ops_;
-  PartLayout layout_;  // of the message
-  PooledBuffer send_, recv_;
+  BufferPool* pool_;
+  ReduceRanks ranks_;
+  PartLayout layout_;       // of the message that sum() reads
+  PartLayout node_layout_;  // two-level: of the message inside the node
+  PooledBuffer send_, recv_, node_recv_;
   void* received_ = nullptr;
+  bool in_node_ = false;  // the exchange under way is the one inside the node
   std::unique_ptr<Work> work_;
 };
 

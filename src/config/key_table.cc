@@ -198,6 +198,15 @@ constexpr Key kKeys[] = {
      "Preset of all dtypes: O0 FP32 state, O1 FP8 gradients, O2 and O3 FP8 state too."},
     {"/zerofp8/gradient_communication_dtype", kDType, "by opt_level", one_of(kAccumulators), kOurs,
      "Format of gradients on the wire; \"fp8\" takes the accumulator's FP8 format, else E4M3."},
+    {"/zerofp8/two_level_reduce_scatter", kObject, "", any(), kOurs,
+     "Gradients are added up inside each node first, then across the nodes in "
+     "gradient_communication_dtype; those of named reduce groups keep one level."},
+    {"/zerofp8/two_level_reduce_scatter/ranks_per_node", kInteger, "1", between(1, kMaxRanks),
+     kOurs,
+     "Consecutive data ranks that share a node; divides the ranks of a shard group; 1 = one "
+     "level."},
+    {"/zerofp8/two_level_reduce_scatter/in_node_dtype", kDType, "fp32", one_of("fp32|bf16"), kOurs,
+     "Format of gradients on the wire inside a node."},
     {"/zerofp8/weight_communication_dtype", kDType, "the weight's dtype", one_of(kAccumulators),
      kOurs, "Format of updated weights on the wire; only the weight's own dtype runs so far."},
     {"/zerofp8/exp_avg_dtype", kDType, "by opt_level", one_of("fp32|bf16|fp16|fp8_e4m3"), kOurs,

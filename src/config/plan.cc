@@ -123,20 +123,32 @@ void add_moment_rows(const Settings& s, const ModelSize& size, Component compone
                        .where = s.fp32_moments_below.where});
 }
 
+// One all-to-all of every bucket, `bytes` to each other rank in all.
+void add_exchange(const Settings& s, const ModelSize& size, const std::string& what, DType dtype,
+                  int ranks, std::int64_t bytes, Plan& plan) {
+  if (ranks == 1) return;
+  const std::int64_t times = s.accumulation_sharded ? s.batch.accumulation_steps : 1;
+  plan.collectives.push_back({.what = what + (s.accumulation_sharded ? ", every micro-batch" : ""),
+                              .operation = "all_to_all",
+                              .dtype = dtype,
+                              .ranks = ranks,
+                              .calls_per_step = size.buckets * times,
+                              .bytes_per_step = (ranks - 1) * bytes * times});
+}
+
 void add_reduction(const Settings& s, const ModelSize& size, Plan& plan) {
-  const int ranks = reduction_ranks(s);
-  if (ranks > 1) {
-    const std::int64_t times = s.accumulation_sharded ? s.batch.accumulation_steps : 1;
-    plan.collectives.push_back(
-        {.what = fmt::format("gradient reduce-scatter (all-to-all, FP32 sum in rank order){}",
-                             s.accumulation_sharded ? ", every micro-batch" : ""),
-         .operation = "all_to_all",
-         .dtype = s.gradient_wire,
-         .ranks = ranks,
-         .calls_per_step = size.buckets * times,
-         .bytes_per_step =
-             (ranks - 1) * gradient_message_bytes(s, size.local_elements / ranks) * times});
+  const int ranks = reduction_ranks(s), nodes = ranks / s.ranks_per_node;
+  const std::int64_t shard = size.local_elements / ranks;
+  if (is_two_level(s)) {
+    add_exchange(s, size,
+                 "gradient reduce-scatter inside nodes (all-to-all, FP32 sum in rank order)",
+                 s.in_node_wire, s.ranks_per_node, nodes * shard * bytes_of(s.in_node_wire), plan);
   }
+  add_exchange(s, size,
+               is_two_level(s)
+                   ? "gradient reduce-scatter across nodes (all-to-all, FP32 sum in node order)"
+                   : "gradient reduce-scatter (all-to-all, FP32 sum in rank order)",
+               s.gradient_wire, nodes, gradient_message_bytes(s, shard), plan);
   if (s.stage == 0 && ranks > 1) {
     plan.collectives.push_back({.what = "all-gather of the reduced gradient (stage 0)",
                                 .operation = "all_gather",

@@ -45,6 +45,8 @@ int reduction_ranks(const Settings& s) {
 
 bool is_hybrid(const Settings& s) { return s.stage > 0 && s.shard_ranks < s.launch.data_ranks; }
 
+bool is_two_level(const Settings& s) { return s.ranks_per_node > 1; }
+
 bool moments_are_quantised(const Settings& s) {
   return s.exp_avg != DType::kFp32 || s.exp_avg_sq != DType::kFp32;
 }
@@ -64,8 +66,9 @@ std::int64_t gradient_message_bytes(const Settings& s, std::int64_t elements) {
   if (!is_fp8(s.gradient_wire)) return bytes;
   bytes += round_up(elements, s.block_size) / s.block_size * 4;
   // Only an accumulator that is sent as it is takes its residual along: a sharded one is fed by the
-  // wire, and another format is encoded anew from the sum of both.
-  const bool as_it_is = !s.accumulation_sharded && s.gradient_wire.value == s.accumulation.value;
+  // wire, another format is encoded anew from the sum of both, and so is a node's sum.
+  const bool as_it_is =
+      !s.accumulation_sharded && !is_two_level(s) && s.gradient_wire.value == s.accumulation.value;
   return s.error_feedback && as_it_is ? 2 * bytes : bytes;
 }
 

@@ -106,6 +106,9 @@ std::string plan_table(const Plan& plan, bool color) {
   text += memory_table(plan).text(style) + "\n";
   text += bold("Wire", style) + (plan.collectives.empty() ? ": one rank, nothing is sent\n" : "\n");
   if (!plan.collectives.empty()) text += wire_table(plan).text(style);
+  if (is_two_level(plan.settings)) {
+    text += "Gradients of named reduce groups are reduced in one level, not counted apart here.\n";
+  }
   text += fmt::format("\nAveraging: {}.\n", plan.averaging);
   text +=
       "Not counted: the model's own gradients and activations, and buffers that live within one "

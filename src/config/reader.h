@@ -51,7 +51,8 @@ BatchSizes resolve_batch(const Reader& read, const Launch& launch, const Argumen
 Setting<AdamOptions> resolve_adam(const Reader& read, const Arguments& arguments,
                                   std::vector<std::string>& warnings);
 Setting<LossScaleOptions> resolve_loss_scale(const Reader& read, DType weight);
-// weight, stage, accumulation*, error_feedback, gradient_wire, weight_wire, master and moments.
+// weight, stage, accumulation*, error_feedback, gradient_wire, ranks_per_node, in_node_wire,
+// weight_wire, master and moments.
 void resolve_dtypes(const Reader& read, Settings& settings);
 
 }  // namespace zerofp8

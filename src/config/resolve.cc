@@ -4,6 +4,7 @@
 #include "src/config/reader.h"
 #include "src/config/support_table.h"
 #include "zerofp8/error.h"
+#include "zerofp8/plan.h"
 
 namespace zerofp8 {
 namespace {
@@ -46,6 +47,16 @@ Setting<int> resolve_shard_ranks(const Reader& read, const Settings& s) {
   }
   if (s.stage == 0) return {1, Origin::kDefault, "stage 0 shards nothing"};
   return {s.launch.data_ranks, Origin::kDefault, "all data ranks"};
+}
+
+// One rule for every number of nodes: the sum of a single one is rounded, too. That costs accuracy
+// and saves no bytes.
+void warn_about_one_node(Settings& s) {
+  if (!is_two_level(s) || s.ranks_per_node < reduction_ranks(s)) return;
+  s.warnings.push_back(fmt::format(
+      "{}: {} ranks are all that reduce together, so nothing travels in {}; the node's sum is "
+      "rounded to it as if it did",
+      s.ranks_per_node.where, s.ranks_per_node.value, to_string(s.gradient_wire.value)));
 }
 
 void warn_about_narrow_sums(Settings& s) {
@@ -99,6 +110,7 @@ Settings resolve(const Config& config, const Launch& launch, const Arguments& ar
   warn_about_narrow_sums(s);
   warn_about_no_effect(config.impl(), s);
   check_settings(s, config.impl());
+  warn_about_one_node(s);
   return s;
 }
 

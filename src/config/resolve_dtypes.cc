@@ -98,6 +98,15 @@ void resolve_wire(const Reader& read, Settings& s) {
   }
 }
 
+void resolve_two_level(const Reader& read, Settings& s) {
+  s.ranks_per_node = read.integer<int>("/zerofp8/two_level_reduce_scatter/ranks_per_node");
+  if (s.ranks_per_node.origin == Origin::kDefault) s.ranks_per_node.where = "one level";
+  s.in_node_wire = {DType::kFp32, Origin::kDefault, ""};
+  if (const Value* wire = read.find("/zerofp8/two_level_reduce_scatter/in_node_dtype")) {
+    s.in_node_wire = {dtype_of(*wire), Origin::kKey, wire->pointer};
+  }
+}
+
 void resolve_master(const Reader& read, Settings& s) {
   const Preset& level = preset(s.opt_level);
   const Value* written = read.find("/zerofp8/master_weights");
@@ -142,6 +151,7 @@ void resolve_dtypes(const Reader& read, Settings& s) {
   resolve_accumulation(read, s);
   resolve_sharding(read, model, s);
   resolve_wire(read, s);
+  resolve_two_level(read, s);
   resolve_master(read, s);
   resolve_moments(read, s);
 }

@@ -48,6 +48,8 @@ std::vector<SettingLine> setting_lines(const Settings& s) {
       line("gradient_accumulation_sharded", s.accumulation_sharded),
       line("gradient_accumulation_error_feedback", s.error_feedback),
       line("gradient_communication_dtype", s.gradient_wire),
+      line("two_level_ranks_per_node", s.ranks_per_node),
+      line("two_level_in_node_dtype", s.in_node_wire),
       line("weight_communication_dtype", s.weight_wire),
       line("master_weights", s.master),
       line("exp_avg_dtype", s.exp_avg),

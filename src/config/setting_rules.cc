@@ -5,6 +5,7 @@
 
 #include "src/config/config_impl.h"
 #include "src/config/support_table.h"
+#include "zerofp8/plan.h"
 
 namespace zerofp8 {
 namespace {
@@ -86,6 +87,23 @@ constexpr SettingRule kRules[] = {
      },
      "a divisor of the number of data ranks", "choose a size that divides the data ranks",
      "/zero_optimization/zero_hpz_partition_size"},
+    {"/zerofp8/two_level_reduce_scatter/ranks_per_node", false,
+     [](const Settings& s, const Written&) { return reduction_ranks(s) % s.ranks_per_node != 0; },
+     [](const Settings& s, const Written&) {
+       return fmt::format("{} with {} {}", s.ranks_per_node.value, reduction_ranks(s),
+                          is_hybrid(s) ? "ranks per shard group" : "data ranks");
+     },
+     "a divisor of the number of ranks that reduce together",
+     "choose a size that divides them, or remove /zerofp8/two_level_reduce_scatter"},
+    {"/zerofp8/two_level_reduce_scatter/in_node_dtype", false,
+     [](const Settings& s, const Written&) {
+       return s.in_node_wire.origin == Origin::kKey && s.ranks_per_node.origin != Origin::kKey;
+     },
+     [](const Settings& s, const Written&) {
+       return fmt::format("\"{}\" without ranks_per_node beside it",
+                          to_string(s.in_node_wire.value));
+     },
+     "both keys, or neither", "add /zerofp8/two_level_reduce_scatter/ranks_per_node or remove it"},
     {"/fp16/min_loss_scale", false,
      [](const Settings& s, const Written&) {
        return s.loss_scale.value.dynamic &&

@@ -129,8 +129,8 @@ void Engine::Impl::flush(BucketState& b, bool late) {
   b.sending_late = late;
   memory = {};
   b.in_flight =
-      std::make_unique<ReduceScatter>(*b.shard_comm, *ops, pool, b.staging_layout, b.sending.data(),
-                                      wire_storage(settings.gradient_wire));
+      std::make_unique<ReduceScatter>(b.reduce_ranks, *ops, pool, b.staging_layout,
+                                      b.sending.data(), wire_storage(settings.gradient_wire));
   if (!settings.overlap_comm) finish_flush(b);
 }
 
@@ -207,6 +207,7 @@ void Engine::Impl::end_micro_batch() {
   if (!settings.accumulation_sharded) return;
   while (next_flush < static_cast<int>(buckets.size())) flush(buckets[next_flush++]);
   flush_late_gradients();
+  send_across_nodes();
   for (BucketState& b : buckets) {
     finish_flush(b);
     b.parameters_ready = 0;

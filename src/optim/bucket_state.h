@@ -24,7 +24,8 @@ struct BucketState {
   const Bucket* bucket = nullptr;
   Communicator* reduce_comm = nullptr;  // all ranks that share the gradient
   Communicator* shard_comm =
-      nullptr;  // reduce-scatter and weight gather; size = bucket->shard_ranks
+      nullptr;               // reduce-scatter and weight gather; size = bucket->shard_ranks
+  ReduceRanks reduce_ranks;  // of shard_comm, in one or two levels
   Communicator* replica_comm =
       nullptr;  // hybrid sharding: the ranks that hold the same shard; or null
   Communicator* tied_comm = nullptr;  // holders of the tied parameter, in stage order; or null

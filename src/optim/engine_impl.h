@@ -74,7 +74,8 @@ struct Engine::Impl {
   const Ops* ops = nullptr;
   CpuAllocator allocator;
   BufferPool pool{allocator};
-  std::unique_ptr<Communicator> shard_comm, replica_comm;  // of hybrid sharding
+  std::unique_ptr<Communicator> shard_comm, replica_comm;   // of hybrid sharding
+  std::unique_ptr<Communicator> in_node_comm, across_comm;  // of the two-level reduce-scatter
   // Sharded accumulators: whether a micro-batch is open is agreed on while some ranks have begun to
   // send buckets on the other communicators and the rest have not.
   std::unique_ptr<Communicator> micro_batch_comm;
@@ -122,6 +123,7 @@ struct Engine::Impl {
   // reduce.cc
   void reduce_gradients();
   void start_reduction(BucketState& b);
+  void send_across_nodes();
   void finish_reduction(BucketState& b);
   void sum_shard(BucketState& b, float factor, float* out);
   void sum_over(BucketState& b, Communicator& comm, std::int64_t elements, float factor,

@@ -135,15 +135,17 @@ ComparedTexts Engine::Impl::compared_texts() const {
   ComparedTexts texts;
   texts.settings = fmt::format(
       "stage {}\nshard ranks {}\naccumulation {} sharded {} error feedback {}\ngradient wire {}\n"
+      "ranks per node {} in-node wire {}\n"
       "weight {} master {}\nexp_avg {}\nexp_avg_sq {}\nblock size {}\nseed {}\nbuckets {} {}\n"
       "overlap {}\nclipping {}\nmicro-batches {}\nloss divided {}\n"
       "loss scale {} dynamic {} initial {} window {} hysteresis {} {} minimum {}\n",
       s.stage.value, s.shard_ranks.value, to_string(s.accumulation), s.accumulation_sharded.value,
-      s.error_feedback.value, to_string(s.gradient_wire), to_string(s.weight), to_string(s.master),
-      to_string(s.exp_avg), to_string(s.exp_avg_sq), s.block_size.value, s.seed.value,
-      s.reduce_bucket_size.value, s.allgather_bucket_size.value, s.overlap_comm.value,
-      s.gradient_clipping.value, s.batch.accumulation_steps, options.loss_is_divided, l.enabled,
-      l.dynamic, l.initial, l.window, l.hysteresis, l.consecutive_hysteresis, l.min_scale);
+      s.error_feedback.value, to_string(s.gradient_wire), s.ranks_per_node.value,
+      to_string(s.in_node_wire), to_string(s.weight), to_string(s.master), to_string(s.exp_avg),
+      to_string(s.exp_avg_sq), s.block_size.value, s.seed.value, s.reduce_bucket_size.value,
+      s.allgather_bucket_size.value, s.overlap_comm.value, s.gradient_clipping.value,
+      s.batch.accumulation_steps, options.loss_is_divided, l.enabled, l.dynamic, l.initial,
+      l.window, l.hysteresis, l.consecutive_hysteresis, l.min_scale);
   for (std::size_t i = 0; i < hyper.size(); ++i) {
     const AdamOptions& o = hyper[i];
     texts.parameters +=
@@ -206,6 +208,12 @@ void Engine::Impl::make_groups() {
     shard_comm = groups.data->split(rank / d, rank);
     replica_comm = groups.data->split(rank % d, rank);
   }
+  if (is_two_level(settings)) {
+    Communicator& shard = shard_comm ? *shard_comm : *groups.data;
+    const int k = settings.ranks_per_node;
+    in_node_comm = shard.split(shard.rank() / k, shard.rank());
+    across_comm = shard.split(shard.rank() % k, shard.rank());
+  }
   if (settings.accumulation_sharded && ranks > 1) {
     micro_batch_comm = groups.data->split(0, groups.data->rank());
   }
@@ -242,6 +250,10 @@ void Engine::Impl::make_buckets() {
     const ReduceGroup group = named ? groups.reduce.at(b.bucket->reduce_group) : ReduceGroup{};
     b.reduce_comm = named ? group.comm : groups.data;
     b.shard_comm = !named && shard_comm ? shard_comm.get() : b.reduce_comm;
+    b.reduce_ranks = {b.shard_comm};
+    if (!named && in_node_comm) {
+      b.reduce_ranks = {across_comm.get(), in_node_comm.get(), wire_storage(settings.in_node_wire)};
+    }
     b.replica_comm = !named && replica_comm ? replica_comm.get() : nullptr;
     b.first_replica = b.replica_comm == nullptr || b.replica_comm->rank() == 0;
     b.tied_comm = b.bucket->tied.empty() ? nullptr : groups.tied.at(b.bucket->tied);
@@ -316,6 +328,8 @@ WireBytes Engine::Impl::wire_total() const {
   count(groups.model);
   count(shard_comm.get());
   count(replica_comm.get());
+  count(in_node_comm.get());
+  count(across_comm.get());
   count(micro_batch_comm.get());
   for (const auto& [name, group] : groups.reduce) count(group.comm);
   for (const auto& [name, comm] : groups.tied) count(comm);

@@ -25,8 +25,15 @@ float* BucketState::reduced_values() {
 void Engine::Impl::start_reduction(BucketState& b) {
   if (b.direct || settings.accumulation_sharded) return;
   b.in_flight =
-      std::make_unique<ReduceScatter>(*b.shard_comm, *ops, pool, b.accumulator_layout,
+      std::make_unique<ReduceScatter>(b.reduce_ranks, *ops, pool, b.accumulator_layout,
                                       b.accumulator.data(), wire_storage(settings.gradient_wire));
+}
+
+// Two-level: one bucket is added up while others are on their way.
+void Engine::Impl::send_across_nodes() {
+  for (BucketState& b : buckets) {
+    if (b.in_flight) b.in_flight->send_across();
+  }
 }
 
 // Sums the received parts (local accumulator) or decodes the shard (sharded one) into FP32.
@@ -116,6 +123,7 @@ void Engine::Impl::reduce_gradients() {
     if (!settings.overlap_comm) finish_reduction(b);
   }
   if (settings.overlap_comm) {
+    send_across_nodes();
     for (BucketState& b : buckets) finish_reduction(b);
   }
   sum_tied();
