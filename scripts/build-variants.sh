@@ -41,5 +41,7 @@ if command -v clang++ >/dev/null; then
 else
   echo "clang++ is not installed: its variant was left out"
 fi
-build benchmarks kernels_bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEROFP8_BUILD_TESTS=OFF -DZEROFP8_BUILD_BENCHMARKS=ON
+build benchmarks "kernels_bench device_bench" -G Ninja -DCMAKE_BUILD_TYPE=Release -DZEROFP8_BUILD_TESTS=OFF -DZEROFP8_BUILD_BENCHMARKS=ON
 build/benchmarks/benchmarks/kernels_bench --benchmark_min_time=0.01 >/dev/null
+ZEROFP8_BENCH_DEVICE=emulated python3 scripts/gpu_report.py --bench build/benchmarks/benchmarks/device_bench \
+  --out build/benchmarks/report --repetitions 1 --min-time 0.01 >/dev/null
