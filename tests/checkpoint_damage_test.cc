@@ -149,6 +149,49 @@ TEST(CheckpointDamage, NotACheckpointAtAll) {
   expect_refused(root.path(), "step-00000001");
 }
 
+// A checkpoint is not a place for others: loading it would find the old one.
+TEST(CheckpointDamage, SavingIntoACheckpointIsRefused) {
+  const TemporaryFolder root("into");
+  const std::string folder = save_one(root.path(), 1).string();
+  run_ranks(2, [&](Communicator& comm) {
+    Model model(kShapes, kRecipe);
+    Engine engine(kRecipe.settings(2), model.parameters(), {.data = &comm}, quiet());
+    engine.load(folder);
+    made_up_step(engine, 1, comm.rank());
+    try {
+      engine.save(folder);
+      ADD_FAILURE() << "saved into " << folder;
+    } catch (const CheckpointError& e) {
+      EXPECT_NE(std::string(e.what()).find("is a checkpoint itself"), std::string::npos)
+          << e.what();
+    }
+    engine.save(root.path());
+    engine.load(root.path());
+    EXPECT_EQ(engine.applied_steps(), 2);
+  });
+}
+
+// Without a latest, the newest complete folder, also beside damaged ones, counts.
+TEST(CheckpointDamage, NewestCompleteFolderIsFound) {
+  const TemporaryFolder root("newest");
+  const fs::path older = save_one(root.path(), 1);
+  save_one(root.path(), 2);
+  for (int i = 0; i < 11; ++i) save_one(root.path(), 3);  // step-00000003, -2, ..., -11
+  write_all(older / "index.json", "{");
+  fs::remove(fs::path(root.path()) / "latest");
+  std::string log;
+  run_ranks(2, [&](Communicator& comm) {
+    Model model(kShapes, kRecipe);
+    EngineOptions options;
+    options.log = [&](const std::string& line) { log += line; };
+    Engine engine(kRecipe.settings(2), model.parameters(), {.data = &comm}, options);
+    engine.load(root.path());
+    EXPECT_EQ(engine.applied_steps(), 3);
+  });
+  EXPECT_NE(log.find("step-00000003-11 "), std::string::npos) << log;
+  EXPECT_NE(log.find((older / "index.json").string()), std::string::npos) << log;
+}
+
 TEST(CheckpointDamage, OtherModel) {
   const TemporaryFolder root("model");
   save_one(root.path(), 2);

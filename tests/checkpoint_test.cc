@@ -227,6 +227,39 @@ TEST(Checkpoint, Case39c_WeightsOnlyLoad) {
   }
 }
 
+// What loading sends is not counted as the next step's.
+TEST(Checkpoint, WireBytesOfTheNextStepAreThePlans) {
+  const TemporaryFolder folder("wire");
+  const Recipe recipe{.model = "bf16", .stage = 1, .level = "O2"};
+  run_ranks(2, [&](Communicator& comm) {
+    Model model({{.name = "w", .shape = {600}}}, recipe);
+    Engine engine(recipe.settings(2), model.parameters(), {.data = &comm}, quiet());
+    const StepReport first = made_up_step(engine, 0, comm.rank());
+    engine.save(folder.path());
+    engine.load(folder.path());
+    EXPECT_EQ(made_up_step(engine, 1, comm.rank()).wire.payload, first.wire.payload);
+  });
+}
+
+// A static loss scale is the config's, whatever a checkpoint was saved with.
+TEST(Checkpoint, StaticLossScaleStays) {
+  const TemporaryFolder folder("static");
+  const Recipe dynamic{.model = "fp16", .fp16 = R"("initial_scale_power": 20)"};
+  const auto comm = make_self_communicator();
+  Model model({{.name = "w", .shape = {4}}}, dynamic);
+  Engine engine(dynamic.settings(1), model.parameters(), {.data = comm.get()}, quiet());
+  made_up_step(engine, 0, 0);
+  engine.save(folder.path());
+  const Recipe fixed{.model = "fp16", .fp16 = R"("loss_scale": 128)"};
+  std::string log;
+  EngineOptions options;
+  options.log = [&](const std::string& line) { log += line; };
+  Engine next(fixed.settings(1), model.parameters(), {.data = comm.get()}, options);
+  next.load(folder.path());
+  EXPECT_EQ(next.loss_scale(), 128);
+  EXPECT_NE(log.find("saved with loss scale 1048576, going on with 128"), std::string::npos) << log;
+}
+
 // Case 39 (d): the loss scaler's counters.
 TEST(Checkpoint, Case39d_LossScaler) {
   const TemporaryFolder folder("scaler");

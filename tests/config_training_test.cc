@@ -47,6 +47,20 @@ TEST(Batch, DivisionsThatDoNotComeOutAreExplained) {
                ConfigError);
 }
 
+// What FP32 does not hold is refused where it is written.
+TEST(Adam, ValuesThatFp32DoesNotHoldAreRefused) {
+  for (const auto& [key, value] :
+       {std::pair{"eps", "1e-50"}, {"eps", "1e39"}, {"lr", "1e300"}, {"weight_decay", "1e39"}}) {
+    const ConfigError error = error_of(std::string(R"({"optimizer":{"type":"Adam","params":{")") +
+                                       key + "\":" + value + "}}}");
+    EXPECT_EQ(error.pointer(), std::string("/optimizer/params/") + key);
+  }
+  EXPECT_EQ(error_of(R"({"fp16":{"enabled":true,"loss_scale":1e300}})").pointer(),
+            "/fp16/loss_scale");
+  EXPECT_EQ(error_of(R"({"gradient_accumulation_steps":9223372036854775807})").pointer(),
+            "/gradient_accumulation_steps");
+}
+
 // Case 42, remark: the triple can only be checked once the number of ranks is known.
 TEST(Case42Batch, IsCheckedAgainstTheRanksOfTheLaunch) {
   const Config config = Config::parse(R"({"train_batch_size":32,"gradient_accumulation_steps":2,

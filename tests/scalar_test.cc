@@ -152,6 +152,15 @@ std::vector<double> scales_after_overflows(LossScaler& scaler, int overflows) {
   return scales;
 }
 
+// The inverse of the scale stays a normal FP32 number.
+TEST(LossScaler, GrowthEndsAt2To126) {
+  LossScaler scaler({.enabled = true, .dynamic = true, .initial = 0x1p125, .window = 1});
+  for (int i = 0; i < 5; ++i) scaler.update(false);
+  EXPECT_EQ(scaler.scale(), 0x1p126);
+  for (int i = 0; i < 8; ++i) scaler.update(true);
+  EXPECT_LT(scaler.scale(), 0x1p126);
+}
+
 TEST(LossScaler, Case17HysteresisThenHalvingToTheFloor) {
   LossScaler scaler({.enabled = true,
                      .dynamic = true,

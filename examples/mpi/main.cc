@@ -101,7 +101,11 @@ int main(int argc, char** argv) {
   Flags arguments;
   CLI::App app("Trains a byte-level GPT with zerofp8 under mpirun");
   define(app, arguments);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   int code = 0;
   try {
     const std::unique_ptr<Communicator> comm = make_communicator(detect_launch_env());

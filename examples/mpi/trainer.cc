@@ -179,6 +179,11 @@ RunResult train_with_engine(const Settings& s, const TextData& data, const RunOp
   WireBytes wire;
   const std::int64_t already_applied = engine.applied_steps();
   const std::int64_t first = already_applied + engine.skipped_steps() + 1;
+  if (first > o.steps) {
+    throw ConfigError("--steps", std::to_string(o.steps),
+                      fmt::format("more than the {} of the checkpoint", first - 1),
+                      "raise it, or start without --resume");
+  }
   const auto begin = Clock::now();
   for (std::int64_t step = first; step <= o.steps; ++step) {
     double loss = 0;

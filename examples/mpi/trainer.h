@@ -8,6 +8,7 @@
 #include "gpt.h"
 #include "text_data.h"
 #include "zerofp8/engine.h"
+#include "zerofp8/error.h"
 
 namespace zerofp8::example {
 

@@ -7,7 +7,8 @@
 //   StepReport report = engine.step();          // collective over data (and model) groups
 //   if (!report.applied) ...                    // skipped on every rank alike; nothing was changed
 //
-// Weights are updated in place in the caller's storage. All calls that communicate (the
+// Weights are updated in place in the caller's storage. They have to be the same on all data ranks
+// at the start (broadcast them, or use one seed): they are not compared. All calls that communicate (the
 // constructor, end_micro_batch with a sharded accumulator, step, save, load, full_*) are made by
 // all ranks in the same order. An Engine is used by one thread at a time.
 #pragma once

@@ -112,7 +112,8 @@ std::string plan_table(const Plan& plan, bool color) {
   text += fmt::format("\nAveraging: {}.\n", plan.averaging);
   text +=
       "Not counted: the model's own gradients and activations, and buffers that live within one "
-      "exchange.\n";
+      "exchange; fp32 parameters\nbeside a 16-bit model and named reduce groups are counted as the "
+      "others are.\n";
   return text + fmt::format("Bytes per parameter elsewhere, unsharded: {}.\n", peers_text());
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "zerofp8/config.h"
 #include "zerofp8/ops.h"
@@ -22,8 +23,11 @@ inline void advance(const AdamOptions& options, std::int64_t& step, double& guar
   ++step;
   const double b1 = options.beta1, b2 = options.beta2;
   const double fresh = (1 - b1) * (1 - b1) / (1 - b2);
-  guard_c = b2 > 0 ? b1 * b1 / b2 * guard_c + fresh : (b1 == 0 ? fresh : INFINITY);
+  guard_c = b1 == 0 ? fresh : b2 > 0 ? b1 * b1 / b2 * guard_c + fresh : INFINITY;
 }
+
+// What makes an update with these meaningless in FP32, as a sentence; empty: nothing.
+std::string fault_of(const AdamOptions& options);
 
 // `guard_c`: C_t, or 0 where both moments are stored exactly and no guard is wanted.
 inline AdamScalars adam_scalars(const AdamOptions& o, std::int64_t step, double guard_c) {

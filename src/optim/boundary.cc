@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -205,38 +206,64 @@ void Engine::Impl::name_bad_parameters(int rank, int slice) {
   agreed.bad_list = list;
 }
 
-// One exchange before anything is changed: does any rank's update overflow, and do all data ranks
-// mean the same update? Hyper-parameters that differ would let weights drift apart without a word.
+std::string fault_of(const AdamOptions& o) {
+  const auto fails = [](const char* name, double given, const char* allowed) {
+    return fmt::format("{}: given {}; allowed: {}; set it to one of these before the step", name,
+                       given, allowed);
+  };
+  // As FP32 numbers, which the kernels take; NaN fails every comparison.
+  const auto lr = static_cast<float>(o.lr), decay = static_cast<float>(o.weight_decay);
+  const auto eps = static_cast<float>(o.eps);
+  const float largest = std::numeric_limits<float>::max();
+  if (!(lr >= 0 && lr <= largest)) return fails("lr", o.lr, "0 to 3.4e38");
+  if (!(decay >= 0 && decay <= largest))
+    return fails("weight_decay", o.weight_decay, "0 to 3.4e38");
+  if (!(eps > 0 && eps <= largest)) return fails("eps", o.eps, "1.2e-38 to 3.4e38");
+  for (const double beta : {o.beta1, o.beta2}) {
+    if (!(beta >= 0 && beta < 1)) return fails("betas", beta, "from 0 up to, not including, 1");
+  }
+  return "";
+}
+
+// One exchange before anything is changed: does any rank's update overflow, do all data ranks mean
+// the same update, and is it one? Hyper-parameters that differ would let weights drift apart
+// without a word. What is wrong on one slice is told on all of them.
 bool Engine::Impl::agree_on_update(bool overflow) {
+  constexpr std::int32_t kOverflow = 1, kFault = 2;
   struct Vote {
-    std::int64_t overflow;
+    std::int64_t state;
     std::uint64_t digest;
   };
+  std::string fault;
   std::string text = fmt::format("{} applied steps", applied);
   for (const AdamOptions& h : hyper) {
     text += fmt::format("; {} lr {} betas {} {} eps {} weight decay {}", to_string(h.algorithm),
                         h.lr, h.beta1, h.beta2, h.eps, h.weight_decay);
+    if (fault.empty()) fault = fault_of(h);
   }
-  const Vote mine{overflow, hash_name(text)};
+  if (trainer_scale != 1) text += fmt::format("; the trainer's loss scale {}", trainer_scale);
+  const Vote mine{!fault.empty() ? kFault : overflow ? kOverflow : 0, hash_name(text)};
   std::vector<Vote> votes(static_cast<std::size_t>(groups.data->size()));
   groups.data->gather_control(std::as_bytes(std::span(&mine, 1)),
                               std::as_writable_bytes(std::span(votes)));
   std::int32_t any = 0;
   std::size_t other = 0;
   for (std::size_t r = 0; r < votes.size(); ++r) {
-    any |= votes[r].overflow != 0;
+    any = std::max(any, static_cast<std::int32_t>(votes[r].state));
     if (other == 0 && votes[r].digest != votes[0].digest) other = r;
   }
+  if (other != 0) any = kFault;
+  if (groups.model != nullptr) groups.model->all_reduce(std::span(&any, 1), ReduceOp::kMax);
+  if (any != kFault) return any != 0;
   if (other != 0) {
     const std::vector<std::string> texts = gather_texts(*groups.data, text);
-    throw ArgumentError(
-        fmt::format("ranks disagree on this step: data rank 0 has \"{}\", data rank {} has \"{}\"; "
-                    "set the same "
-                    "hyper-parameters on every rank",
-                    texts[0], other, texts[other]));
+    fault = fmt::format(
+        "ranks disagree on this step: data rank 0 has \"{}\", data rank {} has \"{}\"; set the "
+        "same "
+        "hyper-parameters on every rank",
+        texts[0], other, texts[other]);
   }
-  if (groups.model != nullptr) groups.model->all_reduce(std::span(&any, 1), ReduceOp::kMax);
-  return any != 0;
+  throw ArgumentError(first_error(groups.data, groups.model, fault));
 }
 
 }  // namespace zerofp8

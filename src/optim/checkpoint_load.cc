@@ -16,6 +16,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of two folders of one step: step-00000001 < step-00000001-2 < step-00000001-11.
+bool later(const std::string& a, const std::string& b) {
+  return a.size() != b.size() ? a.size() > b.size() : a > b;
+}
+
 // What ROOT/latest names; else the newest complete folder; else ROOT itself.
 std::string choose_folder(const std::string& root, std::string& note) {
   if (fs::exists(fs::path(root) / "index.json")) return root;
@@ -32,9 +37,14 @@ std::string choose_folder(const std::string& root, std::string& note) {
     for (const auto& entry : fs::directory_iterator(root)) {
       const fs::path index = entry.path() / "index.json";
       if (entry.path().filename().string().rfind("step-", 0) != 0 || !fs::exists(index)) continue;
-      const std::int64_t step =
-          run_index_from_json(index.string(), read_text(index.string())).applied;
-      if (step > most || (step == most && entry.path().string() > newest)) {
+      std::int64_t step = -1;
+      try {
+        step = run_index_from_json(index.string(), read_text(index.string())).applied;
+      } catch (const CheckpointError& e) {
+        note += fmt::format("{}; ", e.what());  // an older one may be damaged
+        continue;
+      }
+      if (step > most || (step == most && later(entry.path().string(), newest))) {
         most = step;
         newest = entry.path().string();
       }
@@ -315,6 +325,16 @@ void Engine::Impl::load(const std::string& root) {
   clear_gradients();
   keep_weights();
   scan_fp16_weights();
+  wire_before = wire_total();  // what loading sent is not of the next step
+  if (loader.run().scaler.scale != scaler.scale()) {
+    note += fmt::format("saved with loss scale {}, going on with {}, which the config says; ",
+                        loader.run().scaler.scale, scaler.scale());
+  }
+  if (loader.run().groups.front().algorithm != settings.adam.value.algorithm) {
+    note += fmt::format("saved by {}, which goes on although the config says {}; ",
+                        to_string(loader.run().groups.front().algorithm),
+                        to_string(settings.adam.value.algorithm));
+  }
   if (loader.run().seed != settings.seed) {
     note +=
         fmt::format("saved with seed {}, going on with {}: rounding differs from an unbroken run; ",

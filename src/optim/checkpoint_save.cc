@@ -241,6 +241,9 @@ void Engine::Impl::save(const std::string& root) {
   std::string error, name, id;
   if (first) {
     try {
+      if (fs::exists(fs::path(root) / "index.json")) {
+        throw CheckpointError(root, "is a checkpoint itself; give the folder that holds it");
+      }
       fs::create_directories(root);
       remove_unfinished(root);
       name = new_folder_name(root, applied);

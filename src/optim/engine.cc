@@ -44,9 +44,9 @@ void Engine::discard_gradients() {
 
 double Engine::loss_scale() const { return impl_->scaler.scale(); }
 void Engine::set_trainer_loss_scale(double scale) {
-  if (!(scale > 0) || !std::isfinite(scale)) {
+  if (!(scale >= 0x1p-126 && scale <= 0x1p126)) {  // FP32 holds its inverse
     throw ArgumentError("set_trainer_loss_scale: given " + std::to_string(scale) +
-                        "; allowed: a finite number above 0");
+                        "; allowed: a number above 0 from 2^-126 to 2^126");
   }
   if (impl_->reduced) {
     throw ArgumentError("set_trainer_loss_scale: gradients were reduced already; call it before");

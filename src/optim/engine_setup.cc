@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <set>
 
+#include "src/optim/adam_scalars.h"
 #include "src/optim/engine_impl.h"
 #include "zerofp8/error.h"
 #include "zerofp8/random.h"
@@ -78,6 +80,9 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
     fail(fmt::format(" is in group {}, but there are {} groups", spec.group, group_count));
   }
   if (spec.numel() > 0 && p.weight == nullptr) fail(": weight is null");
+  if (spec.numel() > std::int64_t{1} << 50) {  // bytes have to fit into 64 bits
+    fail(fmt::format(" has {} elements; allowed: up to 2^50", spec.numel()));
+  }
   if (!spec.reduce_group.empty() && groups.reduce.count(spec.reduce_group) == 0) {
     fail(fmt::format(": reduce group \"{}\" is not in groups.reduce", spec.reduce_group));
   }
@@ -101,6 +106,13 @@ void Engine::Impl::check_arguments() const {
       if (group.comm == nullptr) {
         throw ArgumentError("reduce group \"" + name + "\" has no communicator");
       }
+      if (!std::isfinite(group.divisor) || group.divisor < 0) {
+        throw ArgumentError(
+            fmt::format("reduce group \"{}\": the divisor is {}; allowed: a positive number, or 0 "
+                        "for the size of "
+                        "the group",
+                        name, group.divisor));
+      }
       // The norm is summed over the data ranks, so a shard held outside of them would be lost.
       if (group.comm->size() > groups.data->size()) {
         throw ArgumentError(fmt::format(
@@ -110,6 +122,9 @@ void Engine::Impl::check_arguments() const {
     }
     for (const auto& [name, comm] : groups.tied) {
       if (comm == nullptr) throw ArgumentError("tied name \"" + name + "\" has no communicator");
+    }
+    for (const AdamOptions& o : options.groups) {
+      if (const std::string fault = fault_of(o); !fault.empty()) throw ArgumentError(fault);
     }
     std::set<std::string> names;
     for (const Parameter& p : parameters) {

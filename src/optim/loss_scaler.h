@@ -29,7 +29,8 @@ class LossScaler {
   void update(bool overflow);
 
   const State& state() const { return state_; }
-  void restore(const State& state) { state_ = state; }
+  // A static scale stays what the config says.
+  void restore(const State& state);
 
  private:
   LossScaleOptions options_;

@@ -128,7 +128,7 @@ bool Engine::Impl::weights_would_overflow() {
         const double t = static_cast<double>(states[s.parameter].step);
         const double ratio = std::sqrt(states[s.parameter].guard_c * (1 - std::pow(h.beta2, t))) /
                              (1 - std::pow(h.beta1, t));
-        largest = std::max(largest, std::fabs(h.lr) * (std::isfinite(ratio) ? ratio : kMaxFp16) +
+        largest = std::max(largest, std::fabs(h.lr) * (std::isfinite(ratio) ? ratio : INFINITY) +
                                         std::fabs(h.lr * h.weight_decay) * bound);
       }
     }
