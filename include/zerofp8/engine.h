@@ -8,9 +8,9 @@
 //   if (!report.applied) ...                    // skipped on every rank alike; nothing was changed
 //
 // Weights are updated in place in the caller's storage. They have to be the same on all data ranks
-// at the start (broadcast them, or use one seed): they are not compared. All calls that communicate (the
-// constructor, end_micro_batch with a sharded accumulator, step, save, load, full_*) are made by
-// all ranks in the same order. An Engine is used by one thread at a time.
+// at the start (broadcast them, or use one seed): they are not compared. All calls that communicate
+// (the constructor, end_micro_batch with a sharded accumulator, step, save, load, full_*) are made
+// by all ranks in the same order. An Engine is used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -173,8 +173,8 @@ class Engine {
   void save(const std::string& root);
   // Loads what ROOT/latest names (or ROOT itself, if it is one checkpoint), saved on any number of
   // data ranks. Everything is checked before anything is overwritten. Hyper-parameters of the
-  // groups, loss scale, counters and weights come back too. Between steps only. Throws
-  // CheckpointError, the same on every rank.
+  // groups, loss scale, counters and weights come back too; a static loss scale is the config's.
+  // Between steps only. Throws CheckpointError, the same on every rank.
   void load(const std::string& root);
 
   struct Impl;
