@@ -1,4 +1,8 @@
 // Cases 38 and 39: a resumed run has the bits of an unbroken one, on any number of ranks and stage.
+#include <sys/resource.h>
+
+#include <filesystem>
+
 #include "tests/engine_fixture.h"
 
 namespace zerofp8::test {
@@ -225,6 +229,34 @@ TEST(Checkpoint, Case39c_WeightsOnlyLoad) {
       }
     }
   }
+}
+
+// More shard files than this process may have open.
+TEST(Checkpoint, LoadsMoreFilesThanMayBeOpen) {
+  const TemporaryFolder folder("files");
+  const Recipe recipe{.model = "bf16", .stage = 1, .level = "O2"};
+  const std::vector<ParameterSpec> shapes = {{.name = "w", .shape = {40, 128}}};
+  std::vector<std::vector<std::byte>> saved;
+  run_ranks(24, [&](Communicator& comm) {
+    Model model(shapes, recipe);
+    Engine engine(recipe.settings(24), model.parameters(), {.data = &comm}, quiet());
+    made_up_step(engine, 0, comm.rank());
+    engine.save(folder.path());
+    if (comm.rank() == 0) saved = model.bytes();
+  });
+  const auto comm = make_self_communicator();
+  Model model(shapes, recipe);
+  Engine engine(recipe.settings(1), model.parameters(), {.data = comm.get()}, quiet());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto open_now = std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                      std::filesystem::directory_iterator());
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(open_now) + 6;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  EXPECT_NO_THROW(engine.load(folder.path()));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(model.bytes(), saved);
 }
 
 // What loading sends is not counted as the next step's.

@@ -125,6 +125,23 @@ TEST(EngineHyper, ScalesWithoutAnInverseInFp32AreRefused) {
   }
 }
 
+TEST(EngineHyper, NamesHaveToBeUtf8) {
+  const Recipe recipe;
+  const auto comm = make_self_communicator();
+  const auto engine_of = [&](const std::string& name) {
+    Model model({{.name = name, .shape = {4}}}, recipe);
+    Engine engine(recipe.settings(1), model.parameters(), {.data = comm.get()}, quiet());
+  };
+  for (const char* name :
+       {"a", "", "gewicht.\xC3\xA4", "\xE2\x82\xAC", "\xF0\x9F\x98\x80", "\xED\x9F\xBF"}) {
+    EXPECT_NO_THROW(engine_of(name)) << name;
+  }
+  for (const char* name : {"\xFF", "a\x80", "\xC3", "\xC0\xAF", "\xE0\x80\xAF", "\xED\xA0\x80",
+                           "\xF4\x90\x80\x80", "\xE2\x82", "\xF0\x9F\x98"}) {
+    EXPECT_THROW(engine_of(name), ArgumentError) << name;
+  }
+}
+
 TEST(EngineHyper, ParametersBeyond2To50ElementsAreRefused) {
   const Recipe recipe;
   const auto comm = make_self_communicator();

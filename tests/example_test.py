@@ -100,15 +100,26 @@ class Example(unittest.TestCase):
         missing = run(2, self.path / "missing.json", "--steps", 1)
         self.assertEqual(missing.returncode, 2, missing.stderr)
         self.assertIn("missing.json", missing.stderr)
-        self.assertNotEqual(run(1, self.config(), "--steps", "zero").returncode, 0)
+        for wrong in (["--steps", "zero"], ["--steps", "0"], ["--context", "10000000"], ["--unknown"]):
+            self.assertEqual(run(1, self.config(), *wrong).returncode, 2, wrong)
 
     def test_missing_data_and_checkpoints_are_named(self):
         data = run(2, self.config(), "--steps", 1, "--data", self.path / "absent.txt")
-        self.assertEqual(data.returncode, 1)
+        self.assertEqual(data.returncode, 2, data.stderr)
         self.assertIn("absent.txt", data.stderr)
         resume = run(2, self.config(), "--steps", 1, "--no-baseline", "--resume", self.path / "absent")
         self.assertEqual(resume.returncode, 1)
         self.assertIn("absent", resume.stderr)
+
+    def test_a_resumed_run_counts_its_own_bytes_and_ends_with_the_steps(self):
+        saved = run(2, self.config(), "--steps", 3, "--no-baseline", "--save", self.path / "kept")
+        self.assertEqual(saved.returncode, 0, saved.stderr)
+        more = run(2, self.config(), "--steps", 5, "--no-baseline", "--resume", self.path / "kept")
+        self.assertEqual(more.returncode, 0, more.stderr)
+        self.assertNotIn("NOT AS PLANNED", more.stdout + more.stderr)
+        done = run(2, self.config(), "--steps", 3, "--no-baseline", "--resume", self.path / "kept")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("more than the 3 of the checkpoint", done.stderr)
 
     def started(self, *arguments):
         process = subprocess.Popen(command(2, self.config(), "--steps", 1000000, "--no-baseline", *arguments), env=ENVIRONMENT,

@@ -30,27 +30,24 @@ struct Flags {
 };
 
 void define(CLI::App& app, Flags& a) {
+  const CLI::Range positive(1, 1 << 24);
   app.add_option("--config", a.config, "DeepSpeed-style JSON file")->required();
   app.add_option("--data", a.data, "text files (default: the Python standard library's sources)");
-  app.add_option("--steps", a.run.steps, "optimizer steps")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  app.add_option("--steps", a.run.steps, "optimizer steps")->capture_default_str()->check(positive);
   app.add_option("--warmup", a.run.warmup, "steps of linear warm-up")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_option("--seed", a.run.seed, "of weights and batches")->capture_default_str();
-  app.add_option("--layers", a.run.model.layers)->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--width", a.run.model.width)->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--heads", a.run.model.heads)->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--layers", a.run.model.layers)->capture_default_str()->check(positive);
+  app.add_option("--width", a.run.model.width)->capture_default_str()->check(positive);
+  app.add_option("--heads", a.run.model.heads)->capture_default_str()->check(positive);
   app.add_option("--context", a.run.model.context, "bytes")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   app.add_option("--threads", a.threads, "threads per rank of LibTorch")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--log-every", a.run.log_every, "steps")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive);
+  app.add_option("--log-every", a.run.log_every, "steps")->capture_default_str()->check(positive);
   app.add_option("--save", a.run.save_to, "folder for checkpoints");
   app.add_option("--save-every", a.run.save_every, "steps (default: at the end)")
       ->check(CLI::NonNegativeNumber);

@@ -9,6 +9,8 @@
 #include <random>
 #include <stdexcept>
 
+#include "zerofp8/error.h"
+
 namespace zerofp8::example {
 namespace {
 
@@ -54,7 +56,7 @@ TextData::TextData(std::vector<std::string> files) {
   std::string text;
   for (const std::string& name : files) {
     std::ifstream in(name, std::ios::binary);
-    if (!in) throw std::runtime_error("--data: cannot read " + name);
+    if (!in) throw ConfigError("--data", name, "text files", "it cannot be read; check the path");
     text.append(std::istreambuf_iterator<char>(in), {});
   }
   if (text.size() < 100'000) {

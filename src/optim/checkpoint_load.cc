@@ -126,8 +126,20 @@ class Loader {
     }
   }
 
+  // One file after the other: there may be more of them than a process may have open.
   void execute() {
-    for (const Read& read : reads_) files_[read.file].reader->read(read.offset, read.out);
+    for (const ShardFile& file : files_) const FileReader still_there(file.path);
+    std::stable_sort(reads_.begin(), reads_.end(),
+                     [](const Read& a, const Read& b) { return a.file < b.file; });
+    std::unique_ptr<FileReader> reader;
+    std::size_t open = 0;
+    for (const Read& read : reads_) {
+      if (reader == nullptr || read.file != open) {
+        reader = std::make_unique<FileReader>(files_[read.file].path);
+        open = read.file;
+      }
+      reader->read(read.offset, read.out);
+    }
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       engine_.states[i].step = sources_[i].parameter->step;
       engine_.states[i].guard_c = sources_[i].parameter->guard_c;
@@ -141,9 +153,8 @@ class Loader {
   const RunIndex& run() const { return run_; }
 
  private:
-  struct OpenFile {
-    std::string name;
-    std::unique_ptr<FileReader> reader;
+  struct ShardFile {
+    std::string name, path;
     SafetensorsHeader header;
   };
 
@@ -222,14 +233,14 @@ class Loader {
     }
   }
 
-  std::size_t open(const std::string& name) {
+  std::size_t index_of(const std::string& name) {
     for (std::size_t i = 0; i < files_.size(); ++i) {
       if (files_[i].name == name) return i;
     }
-    OpenFile file{name, std::make_unique<FileReader>(folder_ + "/" + name), {}};
-    file.header = read_safetensors_header(*file.reader);
+    ShardFile file{name, folder_ + "/" + name, {}};
+    file.header = read_safetensors_header(FileReader(file.path));
     if (file.header.metadata["id"] != run_.id) {
-      throw CheckpointError(file.reader->path(), "belongs to another checkpoint");
+      throw CheckpointError(file.path, "belongs to another checkpoint");
     }
     files_.push_back(std::move(file));
     return files_.size() - 1;
@@ -243,7 +254,7 @@ class Loader {
       const std::int64_t to =
           std::min(piece.offset + piece.elements, s.parameter_offset + s.elements);
       if (from >= to) continue;
-      const std::size_t file = open(piece.file);
+      const std::size_t file = index_of(piece.file);
       for (const StoredTensor& t : engine_.stored_tensors(b, s, s.offset)) {
         const std::string key = tensor_name(name, t.component, piece.offset);
         const auto found = files_[file].header.tensors.find(key);
@@ -251,7 +262,7 @@ class Loader {
         if (found == files_[file].header.tensors.end() || found->second.bytes != want ||
             found->second.dtype != t.dtype) {
           throw CheckpointError(
-              files_[file].reader->path(),
+              files_[file].path,
               fmt::format("lacks tensor \"{}\" of {} bytes ({})", key, want, t.dtype));
         }
         const std::int64_t skip = (from - piece.offset) / t.elements_per_item * t.item_bytes;
@@ -269,7 +280,7 @@ class Loader {
   RunIndex run_;
   std::vector<ModelIndex> models_;
   std::vector<Source> sources_;
-  std::vector<OpenFile> files_;
+  std::vector<ShardFile> files_;
   std::vector<Read> reads_;
 };
 

@@ -241,6 +241,7 @@ void Engine::Impl::save(const std::string& root) {
   std::string error, name, id;
   if (first) {
     try {
+      if (root.empty()) throw ArgumentError("the name of the folder is empty");
       if (fs::exists(fs::path(root) / "index.json")) {
         throw CheckpointError(root, "is a checkpoint itself; give the folder that holds it");
       }

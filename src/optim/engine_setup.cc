@@ -34,6 +34,31 @@ bool wants_fp32_moments(const Settings& s, const ParameterSpec& spec) {
   return spec.shape.size() <= 1 || spec.numel() < s.fp32_moments_below;
 }
 
+// As RFC 3629 has it: names go into JSON files.
+bool is_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto at = [&](std::size_t k) {
+      return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u;
+    };
+    const unsigned lead = at(i), next = at(i + 1);
+    const std::size_t more = lead < 0x80   ? 0
+                             : lead < 0xC2 ? 9
+                             : lead < 0xE0 ? 1
+                             : lead < 0xF0 ? 2
+                                           : 3;
+    // Too long for what it says, a surrogate, or beyond U+10FFFF.
+    const bool odd = lead > 0xF4 || (lead == 0xE0 && next < 0xA0) ||
+                     (lead == 0xED && next > 0x9F) || (lead == 0xF0 && next < 0x90) ||
+                     (lead == 0xF4 && next > 0x8F);
+    if (more == 9 || odd) return false;
+    for (std::size_t k = 1; k <= more; ++k) {
+      if (at(i + k) < 0x80 || at(i + k) > 0xBF) return false;
+    }
+    i += more + 1;
+  }
+  return true;
+}
+
 }  // namespace
 
 Engine::Impl::Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o)
@@ -79,6 +104,7 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
   if (spec.group < 0 || spec.group >= group_count) {
     fail(fmt::format(" is in group {}, but there are {} groups", spec.group, group_count));
   }
+  if (!is_utf8(spec.name)) fail(": its name is not UTF-8, which checkpoints need; rename it");
   if (spec.numel() > 0 && p.weight == nullptr) fail(": weight is null");
   if (spec.numel() > std::int64_t{1} << 50) {  // bytes have to fit into 64 bits
     fail(fmt::format(" has {} elements; allowed: up to 2^50", spec.numel()));
