@@ -258,9 +258,8 @@ bool Engine::Impl::agree_on_update(bool overflow) {
   if (other != 0) {
     const std::vector<std::string> texts = gather_texts(*groups.data, text);
     fault = fmt::format(
-        "ranks disagree on this step: data rank 0 has \"{}\", data rank {} has \"{}\"; set the "
-        "same "
-        "hyper-parameters on every rank",
+        "ranks disagree on this step: data rank 0 has \"{}\", data rank {} has \"{}\"; "
+        "set the same hyper-parameters on every rank",
         texts[0], other, texts[other]);
   }
   throw ArgumentError(first_error(groups.data, groups.model, fault));
