@@ -14,6 +14,10 @@
 
 namespace zerofp8::element {
 
+ZEROFP8_HD View weight_view(DType dtype, const void* weight) {
+  return {*plain_storage(dtype), const_cast<void*>(weight), nullptr};
+}
+
 // The gradient as Adam sees it: averaged and unscaled, then clipped, then L2.
 ZEROFP8_HD float adam_gradient(float sum, float p, const AdamScalars& s) {
   return fma_rn(s.l2, p, (sum * s.grad_factor) * s.clip);

@@ -25,10 +25,6 @@ ZEROFP8_INLINE void split_block(const float* __restrict p, void* weight, void* r
       });
 }
 
-ZEROFP8_INLINE View weight_view(DType dtype, const void* weight) {
-  return {*plain_storage(dtype), const_cast<void*>(weight), nullptr};
-}
-
 // The FP32 value that Adam works with.
 ZEROFP8_INLINE void load_master(DType dtype, const void* weight, int master_bits, const void* rest,
                                 float* out, int n) {

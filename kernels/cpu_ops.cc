@@ -3,10 +3,7 @@
 // instruction set.
 #include "kernels/cpu_adam.h"
 #include "kernels/cpu_block.h"
-
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
+#include "kernels/ieee_mode.h"
 
 #define ZEROFP8_CONCAT2(a, b) a##b
 #define ZEROFP8_CONCAT(a, b) ZEROFP8_CONCAT2(a, b)
@@ -15,19 +12,6 @@
 
 namespace zerofp8::cpu {
 namespace {
-
-// IEEE arithmetic inside a kernel whatever the program has set: round to nearest, subnormals kept,
-// no traps. The program's mode and sticky flags are put back.
-class IeeeMode {
- public:
-#if defined(__SSE__)
-  IeeeMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80u); }
-  ~IeeeMode() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#endif
-};
 
 alignas(64) constexpr float kZeros[kMaxBlock] = {};
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/adam_element.h"
 #include "kernels/codec.h"
 #include "kernels/master_element.h"
 #include "zerofp8/element.h"
@@ -281,12 +282,6 @@ ZEROFP8_HD void split_lane(const float* p, void* weight, void* rest, std::int64_
   store_codes<kRest>(static_cast<Rest*>(rest) + first, count, r);
 }
 
-ZEROFP8_HD Storage weight_storage(DType dtype) {
-  return dtype == DType::kFp32   ? Storage::kFp32
-         : dtype == DType::kBf16 ? Storage::kBf16
-                                 : Storage::kFp16;
-}
-
 // The FP32 values that Adam works with; zeros from `count` on. The weight is the caller's; kRest:
 // whose memory the remainder, or the master itself, lies in.
 template <Owner kRest>
@@ -295,8 +290,7 @@ ZEROFP8_HD void load_master_lane(DType dtype, const void* weight, int bits, cons
   if (bits == 32) {
     load_codes<kRest>(static_cast<const float*>(rest) + at.first, count, p);
   } else if (bits == 0) {
-    decode_lane<Owner::kCaller>({weight_storage(dtype), const_cast<void*>(weight), nullptr}, at,
-                                count, p);
+    decode_lane<Owner::kCaller>(weight_view(dtype, weight), at, count, p);
   } else if (dtype == DType::kBf16) {
     if (bits == 16)
       join_lane<kRest, DType::kBf16, 16, std::uint16_t>(weight, rest, at.first, count, p);
@@ -315,8 +309,7 @@ ZEROFP8_HD void store_master_lane(const float* p, DType dtype, void* weight, int
                                   const Draws& random) {
   if (bits == 32) store_codes<kRest>(static_cast<float*>(rest) + at.first, count, p);
   if (bits == 0 || bits == 32) {
-    encode_lane<Owner::kCaller>(p, 0, {weight_storage(dtype), weight, nullptr}, at, count, rounding,
-                                random);
+    encode_lane<Owner::kCaller>(p, 0, weight_view(dtype, weight), at, count, rounding, random);
   } else if (dtype == DType::kBf16) {
     if (bits == 16)
       split_lane<kRest, DType::kBf16, 16, std::uint16_t>(p, weight, rest, at.first, count);

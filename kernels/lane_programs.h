@@ -26,6 +26,16 @@ struct Maxima {
   std::uint32_t first = 0, second = 0;
 };
 
+// A program that needs no block's maximum: load() does it all.
+template <class LaunchArgs>
+struct OnePass {
+  using Args = LaunchArgs;
+  static constexpr int kRounds = 0;
+  std::uint32_t amax = 0;
+  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
+  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
+};
+
 struct RecodeProgram {
   using Args = RecodeArgs;
   static constexpr int kRounds = 1;
@@ -78,12 +88,8 @@ struct AccumulateProgram {
   }
 };
 
-struct DecodeSumProgram {
-  using Args = DecodeSumArgs;
-  static constexpr int kRounds = 0;
-  std::uint32_t amax = 0;
-
-  ZEROFP8_HD_MEMBER View part_view(const View& v, std::int64_t bytes) const {
+struct DecodeSumProgram : OnePass<DecodeSumArgs> {
+  ZEROFP8_HD View part_view(const View& v, std::int64_t bytes) {
     if (v.codes == nullptr) return v;
     char* scales = reinterpret_cast<char*>(v.scales);
     return {v.storage, static_cast<char*>(v.codes) + bytes,
@@ -104,8 +110,6 @@ struct DecodeSumProgram {
     amax = max_abs(sum);
     store_codes<Owner::kEngine>(a.out + at.first, kElements, sum);
   }
-  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
-  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
 };
 
 // Formats that are known when a kernel is compiled: its loads come before its arithmetic then, and
@@ -118,7 +122,7 @@ struct StaticFormats {
            a.exp_avg_sq.storage == kExpAvgSq && a.weight_dtype == kWeight &&
            a.master_bits == kMasterBits && a.commit;
   }
-  static ZEROFP8_HD_MEMBER AdamArgs fix(AdamArgs a) {
+  ZEROFP8_HD AdamArgs fix(AdamArgs a) {
     a.grad.storage = kGrad;
     a.grad_residual = View{};
     a.exp_avg.storage = kExpAvg;
@@ -133,7 +137,7 @@ struct StaticFormats {
 template <bool kRootStored>
 struct AnyFormats {
   static constexpr bool kRoot = kRootStored;
-  static ZEROFP8_HD_MEMBER AdamArgs fix(const AdamArgs& a) { return a; }
+  ZEROFP8_HD AdamArgs fix(const AdamArgs& a) { return a; }
 };
 
 template <class Formats>
@@ -201,11 +205,7 @@ auto with_formats(const AdamArgs& a, F f) {
   return f(AnyFormats<true>{});
 }
 
-struct SplitMasterProgram {
-  using Args = MasterArgs;
-  static constexpr int kRounds = 0;
-  std::uint32_t amax = 0;
-
+struct SplitMasterProgram : OnePass<MasterArgs> {
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
     const int count = valid(at.first, a.elements);
     float p[kElements] = {};
@@ -214,15 +214,9 @@ struct SplitMasterProgram {
     store_master_lane<Owner::kCaller>(p, a.dtype, a.weight, a.master_bits, a.rest, at, count,
                                       Rounding::kNearest, {});
   }
-  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
-  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
 };
 
-struct JoinMasterProgram {
-  using Args = MasterArgs;
-  static constexpr int kRounds = 0;
-  std::uint32_t amax = 0;
-
+struct JoinMasterProgram : OnePass<MasterArgs> {
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
     const int count = valid(at.first, a.elements);
     float p[kElements] = {};
@@ -230,8 +224,6 @@ struct JoinMasterProgram {
     amax = max_abs(p);
     store_codes<Owner::kCaller>(a.values + at.first, count, p);
   }
-  ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
-  ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
 };
 
 // The sum of squares takes columns instead: 16 threads per block, thread c adds elements c, c + 16,

@@ -8,10 +8,7 @@
 #include <map>
 #include <new>
 
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
-
+#include "kernels/ieee_mode.h"
 #include "kernels/lane_programs.h"
 
 namespace zerofp8::test {
@@ -20,20 +17,6 @@ namespace {
 using namespace zerofp8::lane;  // NOLINT: this file is its driver on the host
 
 constexpr int kWarp = 32;
-
-// Devices compute as IEEE 754 says, whatever mode the program has set.
-class IeeeMode {
- public:
-#if defined(__SSE__)
-  IeeeMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80u); }
-  ~IeeeMode() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#else
-  IeeeMode() {}
-#endif
-};
 
 std::size_t whole_pages(std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));

@@ -178,6 +178,10 @@ RunIndex run_index_from_json(const std::string& path, const std::string& text) {
   return read;
 }
 
+bool is_checkpoint(const std::filesystem::path& folder) {
+  return std::filesystem::exists(folder / "index.json");
+}
+
 std::string tensor_name(const std::string& parameter, const std::string& component,
                         std::int64_t offset) {
   return fmt::format("{}/{}@{}", parameter, component, offset);

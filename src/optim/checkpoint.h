@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -73,6 +74,9 @@ std::string to_json(const RunIndex& index);
 // Throw CheckpointError that names `path`.
 ModelIndex model_index_from_json(const std::string& path, const std::string& text);
 RunIndex run_index_from_json(const std::string& path, const std::string& text);
+
+// Whether `folder` is one complete checkpoint: its index is written last.
+bool is_checkpoint(const std::filesystem::path& folder);
 
 // Name of a piece's tensor in its file: "NAME/COMPONENT@OFFSET".
 std::string tensor_name(const std::string& parameter, const std::string& component,

@@ -23,12 +23,12 @@ bool later(const std::string& a, const std::string& b) {
 
 // What ROOT/latest names; else the newest complete folder; else ROOT itself.
 std::string choose_folder(const std::string& root, std::string& note) {
-  if (fs::exists(fs::path(root) / "index.json")) return root;
+  if (is_checkpoint(root)) return root;
   const fs::path latest = fs::path(root) / "latest";
   if (fs::exists(latest)) {
     std::string name = read_text(latest.string());
     while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-    if (fs::exists(fs::path(root) / name / "index.json")) return (fs::path(root) / name).string();
+    if (is_checkpoint(fs::path(root) / name)) return (fs::path(root) / name).string();
     note = fmt::format("{} names \"{}\", which is not complete; ", latest.string(), name);
   }
   std::string newest;
@@ -36,7 +36,9 @@ std::string choose_folder(const std::string& root, std::string& note) {
   if (fs::is_directory(root)) {
     for (const auto& entry : fs::directory_iterator(root)) {
       const fs::path index = entry.path() / "index.json";
-      if (entry.path().filename().string().rfind("step-", 0) != 0 || !fs::exists(index)) continue;
+      if (entry.path().filename().string().rfind("step-", 0) != 0 || !is_checkpoint(entry.path())) {
+        continue;
+      }
       std::int64_t step = -1;
       try {
         step = run_index_from_json(index.string(), read_text(index.string())).applied;

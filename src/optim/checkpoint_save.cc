@@ -242,7 +242,7 @@ void Engine::Impl::save(const std::string& root) {
   if (first) {
     try {
       if (root.empty()) throw ArgumentError("the name of the folder is empty");
-      if (fs::exists(fs::path(root) / "index.json")) {
+      if (is_checkpoint(root)) {
         throw CheckpointError(root, "is a checkpoint itself; give the folder that holds it");
       }
       fs::create_directories(root);

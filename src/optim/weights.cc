@@ -48,7 +48,9 @@ void Engine::Impl::weight_changed(int parameter) {
   BucketState& b = buckets[home.bucket];
   const auto bytes = static_cast<std::size_t>(bytes_of(b.bucket->dtype));
   for (const Segment& s : b.state_segments) {
-    if (s.parameter != parameter || b.master_bits == 0) continue;
+    if (s.parameter != parameter) continue;
+    max_weight = std::max(max_weight, largest_fp16_weight(b, s));
+    if (b.master_bits == 0) continue;
     Buffer& kept = kept_weights[parameter];
     const std::byte* now = weight_of(b, s);
     if (kept.data() == nullptr) {
@@ -61,9 +63,6 @@ void Engine::Impl::weight_changed(int parameter) {
       }
     }
     std::memcpy(kept.data(), now, static_cast<std::size_t>(s.elements) * bytes);
-  }
-  for (const Segment& s : b.state_segments) {
-    if (s.parameter == parameter) max_weight = std::max(max_weight, largest_fp16_weight(b, s));
   }
   if (b.master_bits != 0 && !told_of_writes && data_rank() == 0) {
     told_of_writes = true;
