@@ -88,8 +88,7 @@ void encode(benchmark::State& state, Storage storage, Rounding rounding) {
   const std::int64_t n = elements();
   Memory from(Storage::kFp32, n), to(storage, n);
   measure(state, n, static_cast<double>(from.part_bytes() + to.part_bytes()), [&] {
-    device().recode({.in = from.view(),
-                     .residual = {},
+    device().recode({.in = {.part = from.view(), .residual = {}},
                      .out = to.view(),
                      .elements = n,
                      .rounding = rounding,
@@ -104,6 +103,7 @@ void accumulate(benchmark::State& state, Storage storage) {
     device().accumulate({.acc = acc.view(),
                          .residual = {},
                          .gradient = gradient.view(),
+                         .sum = {},
                          .elements = n,
                          .rounding = Rounding::kNearest,
                          .stream = {}});
@@ -114,10 +114,10 @@ void decode_add(benchmark::State& state, Storage storage) {
   const std::int64_t n = elements() / kRanks;
   Memory parts(storage, n, kRanks), sum(Storage::kFp32, n);
   measure(state, n, static_cast<double>(kRanks * parts.part_bytes() + sum.part_bytes()), [&] {
-    device().decode_sum({.part = parts.view(),
-                         .residual = {},
-                         .count = kRanks,
-                         .part_bytes = parts.part_bytes(),
+    device().decode_sum({.in = {.part = parts.view(),
+                                .residual = {},
+                                .count = kRanks,
+                                .part_bytes = parts.part_bytes()},
                          .factor = 0.125f,
                          .out = static_cast<float*>(sum.view().codes),
                          .elements = n});

@@ -61,8 +61,4 @@ void Buffer::reset() noexcept {
   bytes_ = 0;
 }
 
-void Buffer::zero() noexcept {
-  if (bytes_ != 0) std::memset(data_, 0, bytes_);
-}
-
 }  // namespace zerofp8

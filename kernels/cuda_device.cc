@@ -1,10 +1,10 @@
 // Memory and stream of one CUDA device; the kernels are in cuda_ops.cu.
 #include <cuda_runtime_api.h>
 
-#include <new>
+#include <cstring>
 
 #include "kernels/cuda_ops.h"
-#include "kernels/device.h"
+#include "zerofp8/device.h"
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
@@ -58,6 +58,19 @@ class CudaAllocator final : public Allocator {
   cudaStream_t stream_;
 };
 
+// Host memory that the device copies from and to by itself.
+class PinnedAllocator final : public Allocator {
+ protected:
+  void* do_allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable),
+          "cudaHostAlloc of " + std::to_string(bytes) + " bytes");
+    std::memset(data, 0, bytes);
+    return data;
+  }
+  void do_release(void* data, std::size_t) noexcept override { cudaFreeHost(data); }
+};
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int index, void* stream)
@@ -71,6 +84,23 @@ class CudaDevice final : public Device {
   }
   std::string name() const override { return "cuda:" + std::to_string(index_); }
   Allocator& allocator() override { return allocator_; }
+  Allocator& host_allocator() override { return pinned_; }
+  bool is_host() const override { return false; }
+  void* stream() const override { return stream_; }
+  std::optional<std::size_t> free_bytes() const override {
+    const Selected selected(index_);
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), name() + ": cudaMemGetInfo");
+    return free;
+  }
+  std::string fault_of(const void* data) const override {
+    cudaPointerAttributes attributes{};
+    check(cudaPointerGetAttributes(&attributes, data), name() + ": cudaPointerGetAttributes");
+    if (attributes.type == cudaMemoryTypeManaged) return "";
+    if (attributes.type != cudaMemoryTypeDevice) return "is in host memory";
+    if (attributes.device == index_) return "";
+    return "is on cuda:" + std::to_string(attributes.device);
+  }
 
   void zero(void* data, std::size_t bytes) override {
     if (bytes == 0) return;
@@ -98,6 +128,9 @@ class CudaDevice final : public Device {
   void adam(const AdamLaunch& a) override { launch("adam", cuda::adam, a); }
   void split_master(const MasterArgs& a) override { launch("split_master", cuda::split_master, a); }
   void join_master(const MasterArgs& a) override { launch("join_master", cuda::join_master, a); }
+  void follow_weights(const FollowArgs& a) override {
+    launch("follow_weights", cuda::follow_weights, a);
+  }
 
  private:
   void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
@@ -116,6 +149,7 @@ class CudaDevice final : public Device {
   int index_;
   cudaStream_t stream_;
   CudaAllocator allocator_;
+  PinnedAllocator pinned_;
   cuda::LaunchOn on_;
 };
 

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
       if (active) program.store(args, at, round, m);
     }
   }
-  report(args.amax, amax);
+  if constexpr (requires { args.amax; }) report(args.amax, amax);
 }
 
 // Limbs are summed in shared memory, carried, and added to the total: integers, so any order gives
@@ -107,8 +107,7 @@ cudaError_t launch(const typename Program::Args& args, const LaunchOn& on) {
 
 int recode(const RecodeArgs& args, const LaunchOn& on) { return launch<RecodeProgram>(args, on); }
 int accumulate(const AccumulateArgs& args, const LaunchOn& on) {
-  return args.residual ? launch<AccumulateProgram<true>>(args, on)
-                       : launch<AccumulateProgram<false>>(args, on);
+  return with_accumulate(args, [&]<class Program>(Program) { return launch<Program>(args, on); });
 }
 int decode_sum(const DecodeSumArgs& args, const LaunchOn& on) {
   return launch<DecodeSumProgram>(args, on);
@@ -122,6 +121,9 @@ int split_master(const MasterArgs& args, const LaunchOn& on) {
 }
 int join_master(const MasterArgs& args, const LaunchOn& on) {
   return launch<JoinMasterProgram>(args, on);
+}
+int follow_weights(const FollowArgs& args, const LaunchOn& on) {
+  return launch<FollowProgram>(args, on);
 }
 int sum_squares(const SquaresArgs& args, const LaunchOn& on) {
   const LaunchShape shape = launch_shape(args.elements, args.block, kElements, on.max_grid);

@@ -1,7 +1,7 @@
 // Launchers of the CUDA kernels, without CUDA's headers. Each returns a cudaError_t as a number.
 #pragma once
 
-#include "kernels/device.h"
+#include "zerofp8/device.h"
 
 namespace zerofp8::cuda {
 
@@ -17,5 +17,6 @@ int sum_squares(const SquaresArgs& args, const LaunchOn& on);
 int adam(const AdamLaunch& args, const LaunchOn& on);
 int split_master(const MasterArgs& args, const LaunchOn& on);
 int join_master(const MasterArgs& args, const LaunchOn& on);
+int follow_weights(const FollowArgs& args, const LaunchOn& on);
 
 }  // namespace zerofp8::cuda

@@ -9,9 +9,9 @@
 #pragma once
 
 #include "kernels/adam_element.h"
-#include "kernels/device.h"
 #include "kernels/exact_limbs.h"
 #include "kernels/lane.h"
+#include "zerofp8/device.h"
 
 #if defined(__CUDACC__)
 #define ZEROFP8_HD_MEMBER __host__ __device__ __forceinline__
@@ -36,6 +36,26 @@ struct OnePass {
   ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
 };
 
+ZEROFP8_HD View moved(const View& v, std::int64_t bytes) {
+  if (v.codes == nullptr) return v;
+  char* scales = reinterpret_cast<char*>(v.scales);
+  return {v.storage, static_cast<char*>(v.codes) + bytes,
+          scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + bytes)};
+}
+
+// x = the lane's elements of the sum; the first summand may be the caller's, of `count` elements.
+template <Owner kOwner = Owner::kEngine>
+ZEROFP8_HD void sum_lane(const Summands& in, const Position& at, int count, float* x) {
+  decode_with_residual<kOwner>(in.part, in.residual, at, count, x);
+  for (int k = 1; k < in.count; ++k) {
+    float next[kElements] = {};
+    decode_with_residual(moved(in.part, k * in.part_bytes), moved(in.residual, k * in.part_bytes),
+                         at, kElements, next);
+    ZEROFP8_UNROLL
+    for (int i = 0; i < kElements; ++i) x[i] += next[i];
+  }
+}
+
 struct RecodeProgram {
   using Args = RecodeArgs;
   static constexpr int kRounds = 1;
@@ -43,7 +63,7 @@ struct RecodeProgram {
   float x[kElements];
 
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
-    decode_with_residual<Owner::kCaller>(a.in, a.residual, at, valid(at.first, a.elements), x);
+    sum_lane<Owner::kCaller>(a.in, at, valid(at.first, a.elements), x);
     amax = max_abs(x);
   }
   ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {amax, 0}; }
@@ -54,7 +74,7 @@ struct RecodeProgram {
 };
 
 // Round 0 stores the sum; round 1, with error feedback, what its rounding lost.
-template <bool kResidual>
+template <bool kResidual, bool kSum>
 struct AccumulateProgram {
   using Args = AccumulateArgs;
   static constexpr int kRounds = kResidual ? 2 : 1;
@@ -64,7 +84,11 @@ struct AccumulateProgram {
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
     decode_with_residual(a.acc, a.residual, at, kElements, total);
     float gradient[kElements] = {};
-    decode_lane<Owner::kCaller>(a.gradient, at, valid(at.first, a.elements), gradient);
+    if (kSum) {
+      sum_lane(a.sum, at, kElements, gradient);
+    } else {
+      decode_lane<Owner::kCaller>(a.gradient, at, valid(at.first, a.elements), gradient);
+    }
     ZEROFP8_UNROLL
     for (int i = 0; i < kElements; ++i) total[i] += gradient[i];
     amax = max_abs(total);
@@ -88,23 +112,18 @@ struct AccumulateProgram {
   }
 };
 
+// Calls f with the program that these arguments need.
+template <class F>
+auto with_accumulate(const AccumulateArgs& a, F f) {
+  if (a.sum)
+    return a.residual ? f(AccumulateProgram<true, true>{}) : f(AccumulateProgram<false, true>{});
+  return a.residual ? f(AccumulateProgram<true, false>{}) : f(AccumulateProgram<false, false>{});
+}
+
 struct DecodeSumProgram : OnePass<DecodeSumArgs> {
-  ZEROFP8_HD View part_view(const View& v, std::int64_t bytes) {
-    if (v.codes == nullptr) return v;
-    char* scales = reinterpret_cast<char*>(v.scales);
-    return {v.storage, static_cast<char*>(v.codes) + bytes,
-            scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + bytes)};
-  }
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
     float sum[kElements] = {};
-    decode_with_residual(a.part, a.residual, at, kElements, sum);
-    for (int k = 1; k < a.count; ++k) {
-      float x[kElements] = {};
-      decode_with_residual(part_view(a.part, k * a.part_bytes),
-                           part_view(a.residual, k * a.part_bytes), at, kElements, x);
-      ZEROFP8_UNROLL
-      for (int i = 0; i < kElements; ++i) sum[i] += x[i];
-    }
+    sum_lane(a.in, at, kElements, sum);
     ZEROFP8_UNROLL
     for (int i = 0; i < kElements; ++i) sum[i] *= a.factor;
     amax = max_abs(sum);
@@ -226,6 +245,24 @@ struct JoinMasterProgram : OnePass<MasterArgs> {
   }
 };
 
+struct FollowProgram : OnePass<FollowArgs> {
+  ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
+    const int count = valid(at.first, a.elements);
+    float p[kElements] = {};
+    decode_lane<Owner::kCaller>(weight_view(a.dtype, a.weight), at, count, p);
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t k = at.first + i;
+      const std::uint16_t now = static_cast<const std::uint16_t*>(a.weight)[k];
+      std::uint16_t& kept = static_cast<std::uint16_t*>(a.kept)[k];
+      if (now == kept) continue;
+      kept = now;
+      if (a.master_bits == 32) static_cast<float*>(a.master)[k] = p[i];
+      if (a.master_bits == 16) static_cast<std::uint16_t*>(a.master)[k] = 0;
+      if (a.master_bits == 8) static_cast<std::uint8_t*>(a.master)[k] = 0;
+    }
+  }
+};
+
 // The sum of squares takes columns instead: 16 threads per block, thread c adds elements c, c + 16,
 // ... in that order, then the columns are added in halves. So does the CPU.
 struct Column {
@@ -281,5 +318,6 @@ ZEROFP8_HD int block_of(const Args& a) {
 }
 // Masters come in any number and have no blocks.
 ZEROFP8_HD int block_of(const MasterArgs&) { return 32; }
+ZEROFP8_HD int block_of(const FollowArgs&) { return 32; }
 
 }  // namespace zerofp8::lane

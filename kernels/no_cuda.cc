@@ -1,5 +1,5 @@
 // In the place of cuda_device.cc in builds without CUDA.
-#include "kernels/device.h"
+#include "zerofp8/device.h"
 #include "zerofp8/error.h"
 
 namespace zerofp8 {

@@ -182,7 +182,7 @@ TEST(CheckpointDamage, NewestCompleteFolderIsFound) {
   std::string log;
   run_ranks(2, [&](Communicator& comm) {
     Model model(kShapes, kRecipe);
-    EngineOptions options;
+    EngineOptions options = quiet();
     options.log = [&](const std::string& line) { log += line; };
     Engine engine(kRecipe.settings(2), model.parameters(), {.data = &comm}, options);
     engine.load(root.path());

@@ -284,7 +284,7 @@ TEST(Checkpoint, StaticLossScaleStays) {
   engine.save(folder.path());
   const Recipe fixed{.model = "fp16", .fp16 = R"("loss_scale": 128)"};
   std::string log;
-  EngineOptions options;
+  EngineOptions options = quiet();
   options.log = [&](const std::string& line) { log += line; };
   Engine next(fixed.settings(1), model.parameters(), {.data = comm.get()}, options);
   next.load(folder.path());
@@ -320,7 +320,7 @@ TEST(Checkpoint, AnotherSeedIsReported) {
   Model model(odd_shapes(), Recipe{});
   Engine engine(Recipe{}.settings(1), model.parameters(), {.data = comm.get()}, quiet());
   engine.save(folder.path());
-  EngineOptions options;
+  EngineOptions options = quiet();
   std::string lines;
   options.log = [&](const std::string& line) { lines += line; };
   Engine other(Recipe{.zerofp8 = R"("seed": 7)"}.settings(1), model.parameters(),

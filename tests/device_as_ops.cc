@@ -92,8 +92,7 @@ struct Table {
     Device& d = device(kDevice);
     ViewCopy from(d, in, n, block), to(d, out, n, block);
     Amax amax(d);
-    d.recode({.in = from.view(),
-              .residual = {},
+    d.recode({.in = {.part = from.view(), .residual = {}},
               .out = to.view(),
               .elements = n,
               .block = block,
@@ -120,6 +119,7 @@ struct Table {
     d.accumulate({.acc = a.view(),
                   .residual = r.view(),
                   .gradient = g.view(),
+                  .sum = {},
                   .elements = n,
                   .block = block,
                   .rounding = rounding,
@@ -149,12 +149,12 @@ struct Table {
     for (int k = 0; k < count; ++k) {
       const View part = place(parts[k], k * part_bytes);
       const View rest = residuals == nullptr ? View{} : place(residuals[k], k * part_bytes + half);
-      if (k == 0) args.part = part, args.residual = rest;
+      if (k == 0) args.in.part = part, args.in.residual = rest;
     }
     Copy sum(d, nullptr, 0, whole(n, block) * sizeof(float));
     Amax amax(d);
-    args.count = count;
-    args.part_bytes = part_bytes;
+    args.in.count = count;
+    args.in.part_bytes = part_bytes;
     args.factor = factor;
     args.out = static_cast<float*>(sum.data());
     args.elements = n;

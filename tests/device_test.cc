@@ -1,7 +1,7 @@
 // What device kernels do beyond the CPU's: memory of the caller that ends anywhere and is aligned
 // anyhow, maxima and sums that stay on the device, launches of any size. The bits of single blocks
 // are compared in isa_test.cc.
-#include "kernels/device.h"
+#include "zerofp8/device.h"
 
 #include <gtest/gtest.h>
 
@@ -11,58 +11,20 @@
 #include "kernels/lane_programs.h"
 #include "src/optim/adam_scalars.h"
 #include "src/optim/exact_sum.h"
-#include "tests/emulated_device.h"
+#include "tests/device_fixture.h"
 #include "tests/stored.h"
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
 namespace {
 
-constexpr int kBlock = 128;
+using test::DeviceTest;
+using test::kBlock;
+ZEROFP8_ON_ALL_DEVICES(DeviceTest);
+
 constexpr std::int64_t kLengths[] = {1, 15, 16, 17, 127, 128, 129, 300, 1000};
 
 std::int64_t whole(std::int64_t n) { return (n + kBlock - 1) / kBlock * kBlock; }
-
-const std::vector<std::unique_ptr<Device>>& devices() {
-  static const std::vector<std::unique_ptr<Device>> all = test::make_devices_under_test();
-  return all;
-}
-std::vector<Device*> device_list() {
-  std::vector<Device*> list;
-  for (const auto& device : devices()) list.push_back(device.get());
-  return list;
-}
-
-class DeviceTest : public testing::TestWithParam<Device*> {
- protected:
-  Device& device() { return *GetParam(); }
-
-  Buffer upload(const void* host, std::size_t bytes) {
-    Buffer memory(device().allocator(), Component::kTransient, bytes);
-    device().upload(memory.data(), host, bytes);
-    return memory;
-  }
-  template <class T>
-  Buffer upload(const std::vector<T>& host) {
-    return upload(host.data(), host.size() * sizeof(T));
-  }
-  Buffer zeros(std::size_t bytes) {
-    Buffer memory(device().allocator(), Component::kTransient, bytes);
-    device().zero(memory.data(), bytes);
-    return memory;
-  }
-  template <class T>
-  std::vector<T> download(Buffer& memory) {
-    std::vector<T> host(memory.size() / sizeof(T));
-    device().download(host.data(), memory.data(), memory.size());
-    return host;
-  }
-  std::uint32_t download_amax(Buffer& memory) { return download<std::uint32_t>(memory)[0]; }
-};
-INSTANTIATE_TEST_SUITE_P(All, DeviceTest, testing::ValuesIn(device_list()), [](const auto& param) {
-  const std::string name = param.param->name();
-  return name.substr(0, name.find(':'));
-});
 
 // A gradient of n elements at any alignment has the bits of one that is padded with zeros.
 TEST_P(DeviceTest, GradientsEndAnywhereAndAreAlignedAnyhow) {
@@ -93,6 +55,7 @@ TEST_P(DeviceTest, GradientsEndAnywhereAndAreAlignedAnyhow) {
              .residual = {},
              .gradient = {storage, gradient.data() + static_cast<std::size_t>(shift) * size,
                           nullptr},
+             .sum = {},
              .elements = n,
              .block = kBlock,
              .rounding = Rounding::kStochastic,
@@ -162,8 +125,7 @@ TEST_P(DeviceTest, MaximaAreCombined) {
   Buffer largest = zeros(sizeof(std::uint32_t));
   const auto encode = [&](float x) {
     Buffer in = upload(std::vector<float>(kBlock, x)), out = zeros(kBlock), scale = zeros(4);
-    device().recode({.in = {Storage::kFp32, in.data(), nullptr},
-                     .residual = {},
+    device().recode({.in = {.part = {Storage::kFp32, in.data(), nullptr}, .residual = {}},
                      .out = {Storage::kE4m3Block, out.data(), scale.as<float>()},
                      .elements = kBlock,
                      .stream = {},
@@ -234,6 +196,7 @@ TEST_P(DeviceTest, NothingIsFine) {
   device().adam({});
   device().split_master({});
   device().join_master({});
+  device().follow_weights({});
   device().synchronize();
 }
 

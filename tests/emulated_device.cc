@@ -7,9 +7,11 @@
 #include <cstring>
 #include <map>
 #include <new>
+#include <stdexcept>
 
 #include "kernels/ieee_mode.h"
 #include "kernels/lane_programs.h"
+#include "zerofp8/error.h"
 
 namespace zerofp8::test {
 namespace {
@@ -25,49 +27,90 @@ std::size_t whole_pages(std::size_t bytes) {
 
 class EmulatedAllocator final : public Allocator {
  public:
-  explicit EmulatedAllocator(bool protect) : protect_(protect) {}
+  explicit EmulatedAllocator(const EmulationOptions& options) : options_(options) {}
   void open() { set_protection(PROT_READ | PROT_WRITE); }
   void close() { set_protection(PROT_NONE); }
+  // Of the one allocation that holds the address, if there is one.
+  void open(const void* data) { set_protection_of(data, PROT_READ | PROT_WRITE); }
+  void close(const void* data) { set_protection_of(data, PROT_NONE); }
+  bool holds(const void* data) const { return find(data) != regions_.end(); }
+  std::size_t free() const { return options_.capacity - used_; }
 
  protected:
   void* do_allocate(std::size_t bytes) override {
     const std::size_t size = whole_pages(bytes);
-    if (!protect_) return std::calloc(1, size);
-    void* data = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (size > free()) {
+      throw DeviceError("emulated: " + std::to_string(bytes) + " bytes asked for, " +
+                        std::to_string(free()) + " are free");
+    }
+    void* data = options_.protect
+                     ? mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                     : std::calloc(1, size);
     if (data == MAP_FAILED) throw std::bad_alloc();
     regions_[data] = size;
+    used_ += size;
     return data;
   }
   void do_release(void* data, std::size_t bytes) noexcept override {
-    if (!protect_) return std::free(data);
-    munmap(data, whole_pages(bytes));
     regions_.erase(data);
+    used_ -= whole_pages(bytes);
+    options_.protect ? static_cast<void>(munmap(data, whole_pages(bytes))) : std::free(data);
   }
 
  private:
-  void set_protection(int how) {
-    for (const auto& [data, size] : regions_) mprotect(data, size, how);
+  using Regions = std::map<const void*, std::size_t>;
+
+  Regions::const_iterator find(const void* data) const {
+    auto at = regions_.upper_bound(data);
+    if (at == regions_.begin()) return regions_.end();
+    --at;
+    const auto* begin = static_cast<const std::byte*>(at->first);
+    return static_cast<const std::byte*>(data) < begin + at->second ? at : regions_.end();
   }
-  bool protect_;
-  std::map<void*, std::size_t> regions_;
+  void set_protection(int how) {
+    if (!options_.protect) return;
+    for (const auto& [data, size] : regions_) mprotect(const_cast<void*>(data), size, how);
+  }
+  void set_protection_of(const void* data, int how) {
+    const auto at = find(data);
+    if (!options_.protect || at == regions_.end()) return;
+    mprotect(const_cast<void*>(at->first), at->second, how);
+  }
+
+  EmulationOptions options_;
+  Regions regions_;
+  std::size_t used_ = 0;
 };
 
 class EmulatedDevice final : public Device {
  public:
   explicit EmulatedDevice(const EmulationOptions& options)
-      : options_(options), allocator_(options.protect) {}
+      : options_(options), allocator_(options) {}
   std::string name() const override {
     return options_.backwards ? "emulated_backwards" : "emulated";
   }
   Allocator& allocator() override { return allocator_; }
+  Allocator& host_allocator() override { return host_; }
+  bool is_host() const override { return false; }
+  void* stream() const override { return nullptr; }
+  std::optional<std::size_t> free_bytes() const override { return allocator_.free(); }
+  std::string fault_of(const void* data) const override {
+    return allocator_.holds(data) ? "" : "is in host memory";
+  }
 
   void zero(void* data, std::size_t bytes) override {
-    const Open open(*this);
-    if (bytes != 0) std::memset(data, 0, bytes);
+    if (bytes == 0) return;
+    allocator_.open(data);
+    std::memset(data, 0, bytes);
+    allocator_.close(data);
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
-    const Open open(*this);
-    if (bytes != 0) std::memmove(to, from, bytes);
+    if (bytes == 0) return;
+    allocator_.open(to);
+    allocator_.open(from);
+    std::memmove(to, from, bytes);
+    allocator_.close(from);
+    allocator_.close(to);
   }
   void upload(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
   void download(void* host, const void* from, std::size_t bytes) override {
@@ -77,7 +120,7 @@ class EmulatedDevice final : public Device {
 
   void recode(const RecodeArgs& a) override { run<RecodeProgram>(a); }
   void accumulate(const AccumulateArgs& a) override {
-    a.residual ? run<AccumulateProgram<true>>(a) : run<AccumulateProgram<false>>(a);
+    with_accumulate(a, [&]<class Program>(Program) { run<Program>(a); });
   }
   void decode_sum(const DecodeSumArgs& a) override { run<DecodeSumProgram>(a); }
   void adam(const AdamLaunch& a) override {
@@ -85,6 +128,7 @@ class EmulatedDevice final : public Device {
   }
   void split_master(const MasterArgs& a) override { run<SplitMasterProgram>(a); }
   void join_master(const MasterArgs& a) override { run<JoinMasterProgram>(a); }
+  void follow_weights(const FollowArgs& a) override { run<FollowProgram>(a); }
 
   void sum_squares(const SquaresArgs& a) override {
     const Open open(*this);
@@ -156,7 +200,7 @@ class EmulatedDevice final : public Device {
       };
       each_lane([&](Program& p, int, const Position& at) {
         p.load(args, at);
-        report(args.amax, p.amax);
+        if constexpr (requires { args.amax; }) report(args.amax, p.amax);
       });
       for (int round = 0; round < Program::kRounds; ++round) {
         Maxima maxima[kWarp] = {};
@@ -175,6 +219,7 @@ class EmulatedDevice final : public Device {
 
   EmulationOptions options_;
   EmulatedAllocator allocator_;
+  CpuAllocator host_;
 };
 
 }  // namespace
@@ -187,8 +232,23 @@ std::vector<std::unique_ptr<Device>> make_devices_under_test(bool protect) {
   std::vector<std::unique_ptr<Device>> list;
   list.push_back(make_emulated_device({.protect = protect}));
   list.push_back(make_emulated_device({.max_grid = 1000, .backwards = true, .protect = protect}));
+  if (std::getenv("ZEROFP8_ISA") == nullptr) list.push_back(make_cpu_device());
   if (why_no_cuda().empty()) list.push_back(make_cuda_device());
   return list;
+}
+
+std::shared_ptr<Device> device_under_test() {
+  const auto make = []() -> std::shared_ptr<Device> {
+    const char* wanted = std::getenv("ZEROFP8_TEST_DEVICE");
+    const std::string name = wanted == nullptr || *wanted == '\0' ? "cpu" : wanted;
+    if (name == "cpu") return nullptr;
+    if (name == "emulated") return make_emulated_device();
+    if (name == "cuda") return make_cuda_device();
+    throw std::runtime_error("ZEROFP8_TEST_DEVICE: given " + name +
+                             "; allowed: cpu, emulated, cuda");
+  };
+  thread_local const std::shared_ptr<Device> device = make();
+  return device;
 }
 
 }  // namespace zerofp8::test

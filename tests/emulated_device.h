@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/device.h"
+#include "zerofp8/device.h"
 
 namespace zerofp8::test {
 
@@ -15,10 +15,15 @@ struct EmulationOptions {
   unsigned max_grid = 3;   // so that a grid has to walk
   bool backwards = false;  // lanes of a warp in the opposite order
   bool protect = true;     // false: plain memory, for tests of many small calls
+  std::size_t capacity = std::size_t{1} << 40;  // bytes
 };
 std::unique_ptr<Device> make_emulated_device(const EmulationOptions& options = {});
 
-// The emulation, in both orders, and CUDA where it can be used.
+// The emulation, in both orders, the CPU, and CUDA where it can be used.
 std::vector<std::unique_ptr<Device>> make_devices_under_test(bool protect = true);
+
+// What engines of tests run on: the CPU, or what the environment variable ZEROFP8_TEST_DEVICE names
+// (emulated, cuda). One per thread, which is a rank.
+std::shared_ptr<Device> device_under_test();
 
 }  // namespace zerofp8::test

@@ -164,7 +164,7 @@ TEST(EngineAccumulation, Case10_ManyMicroBatchesKeepGrowing) {
             [&](Engine& engine, int) {
               std::vector<double> x(512);
               for (std::size_t j = 0; j < x.size(); ++j) x[j] = 0.05 + 0.95 * double(j) / 511;
-              const std::vector<std::byte> bytes = packed(DType::kFp32, x);
+              DeviceBytes bytes(engine.device(), packed(DType::kFp32, x));
               for (int k = 0; k < kA; ++k) {
                 engine.add_gradient(0, bytes.data(), DType::kFp32);
                 engine.end_micro_batch();
@@ -209,7 +209,7 @@ TEST(EngineAccumulation, Case10_BeyondItsLimitBf16Warns) {
   const Recipe recipe{.accumulation = "bf16", .micro_batches = 512};
   const auto comm = make_self_communicator();
   Model model(kOne, recipe);
-  EngineOptions options;
+  EngineOptions options = quiet();
   std::vector<std::string> lines;
   options.log = [&](const std::string& line) { lines.push_back(line); };
   Engine engine(recipe.settings(1), model.parameters(), {.data = comm.get()}, options);

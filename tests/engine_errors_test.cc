@@ -242,7 +242,8 @@ TEST(EngineErrors, CallsInTheWrongOrderOrWithTheWrongThing) {
     run_ranks(2, [&](Communicator& comm) {
       Model model(shapes(), recipe);
       Engine engine(recipe.settings(2), model.parameters(), {.data = &comm}, quiet());
-      const std::vector<float> g(300, 1.0f);
+      const std::vector<float> ones(300, 1.0f);
+      DeviceBytes g(engine.device(), std::as_bytes(std::span(ones)));
       for (const DType bad : {DType::kE4m3, DType::kE5m2, DType::kUe4m4}) {
         EXPECT_THROW(engine.add_gradient(0, g.data(), bad), ArgumentError);
       }

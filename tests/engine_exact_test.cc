@@ -79,7 +79,7 @@ TEST_P(PlainFloatLoop, O0HasItsBitsFor1000Steps) {
           for (std::size_t j = 0; j < g.size(); ++j) {
             g[j] = rough_gradient(t, comm.rank(), k, i, j);
           }
-          engine.add_gradient(int(i), g.data(), DType::kFp32);
+          add_floats(engine, int(i), g);
         }
         engine.end_micro_batch();
       }

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/emulated_device.h"
 #include "tests/reference.h"
 #include "tests/thread_ranks.h"
 #include "zerofp8/engine.h"
@@ -116,7 +117,36 @@ inline std::vector<std::byte> packed(DType dtype, const std::vector<double>& val
   return bytes;
 }
 
-// The weights of one rank.
+// Memory of a device, which the host may not be able to read.
+class DeviceBytes {
+ public:
+  DeviceBytes(Device& device, std::span<const std::byte> host)
+      : device_(&device), host_(host.begin(), host.end()) {
+    if (device.is_host()) return;  // not among the bytes that an engine's allocator counts
+    memory_ = Buffer(device.allocator(), Component::kTransient, host.size());
+    write(0, host.data(), host.size());
+  }
+  std::byte* data() { return memory_.empty() ? host_.data() : memory_.data(); }
+  void write(std::size_t at, const void* host, std::size_t bytes) {
+    device_->upload(data() + at, host, bytes);
+    device_->synchronize();
+  }
+  void read(std::size_t at, void* host, std::size_t bytes) const {
+    device_->download(host, (memory_.empty() ? host_.data() : memory_.data()) + at, bytes);
+  }
+  std::vector<std::byte> bytes() const {
+    std::vector<std::byte> host(host_.size());
+    read(0, host.data(), host.size());
+    return host;
+  }
+
+ private:
+  Device* device_;
+  std::vector<std::byte> host_;  // the numbers themselves where the device is the host
+  Buffer memory_;
+};
+
+// The weights of one rank, on the device under test unless another is named.
 class Model {
  public:
   using Init = std::function<double(std::size_t parameter, std::size_t element)>;
@@ -124,15 +154,17 @@ class Model {
     return std::sin(double(element) * 0.7 + double(parameter)) * 0.5;
   }
   // Specs whose dtype is fp32 get the recipe's.
-  Model(std::vector<ParameterSpec> specs, const Recipe& recipe, const Init& init = sines)
-      : specs_(std::move(specs)) {
+  Model(std::vector<ParameterSpec> specs, const Recipe& recipe, const Init& init = sines,
+        std::shared_ptr<Device> device = device_under_test())
+      : device_(device ? std::move(device) : make_cpu_device()), specs_(std::move(specs)) {
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       specs_[i].dtype = recipe.dtype();
       std::vector<double> values(static_cast<std::size_t>(specs_[i].numel()));
       for (std::size_t j = 0; j < values.size(); ++j) values[j] = init(i, j);
-      memory_.push_back(packed(specs_[i].dtype, values));
+      memory_.emplace_back(*device_, packed(specs_[i].dtype, values));
     }
   }
+  const std::shared_ptr<Device>& device() const { return device_; }
   std::vector<Parameter> parameters() {
     std::vector<Parameter> list;
     for (std::size_t i = 0; i < specs_.size(); ++i) list.push_back({specs_[i], memory_[i].data()});
@@ -142,17 +174,28 @@ class Model {
   std::size_t count() const { return specs_.size(); }
   std::size_t numel(std::size_t i) const { return static_cast<std::size_t>(specs_[i].numel()); }
   double at(std::size_t parameter, std::size_t element) const {
-    return read_plain(specs_[parameter].dtype, memory_[parameter].data(), element);
+    std::uint32_t number = 0;
+    const DType dtype = specs_[parameter].dtype;
+    memory_[parameter].read(element * size_of(dtype), &number, size_of(dtype));
+    return read_plain(dtype, &number, 0);
   }
   void set(std::size_t parameter, std::size_t element, double x) {
-    write_plain(specs_[parameter].dtype, x, memory_[parameter].data(), element);
+    std::uint32_t number = 0;
+    const DType dtype = specs_[parameter].dtype;
+    write_plain(dtype, x, &number, 0);
+    memory_[parameter].write(element * size_of(dtype), &number, size_of(dtype));
   }
   // All bytes: equal for models with the same bits.
-  const std::vector<std::vector<std::byte>>& bytes() const { return memory_; }
+  std::vector<std::vector<std::byte>> bytes() const {
+    std::vector<std::vector<std::byte>> all;
+    for (const DeviceBytes& memory : memory_) all.push_back(memory.bytes());
+    return all;
+  }
 
  private:
+  std::shared_ptr<Device> device_;
   std::vector<ParameterSpec> specs_;
-  std::vector<std::vector<std::byte>> memory_;
+  std::vector<DeviceBytes> memory_;
 };
 
 // Options that write no log.
@@ -160,12 +203,18 @@ inline EngineOptions quiet(bool loss_is_divided = false) {
   EngineOptions options;
   options.loss_is_divided = loss_is_divided;
   options.log = [](const std::string&) {};
+  options.device = device_under_test();
   return options;
 }
 
 inline void add(Engine& engine, int parameter, const std::vector<double>& gradient,
                 DType dtype = DType::kFp32) {
-  engine.add_gradient(parameter, packed(dtype, gradient).data(), dtype);
+  DeviceBytes memory(engine.device(), packed(dtype, gradient));
+  engine.add_gradient(parameter, memory.data(), dtype);
+}
+inline void add_floats(Engine& engine, int parameter, const std::vector<float>& gradient) {
+  DeviceBytes memory(engine.device(), std::as_bytes(std::span(gradient)));
+  engine.add_gradient(parameter, memory.data(), DType::kFp32);
 }
 inline void add_constant(Engine& engine, int parameter, double x, DType dtype = DType::kFp32) {
   const auto& spec = engine.parameters()[static_cast<std::size_t>(parameter)].spec;

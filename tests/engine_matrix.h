@@ -310,7 +310,7 @@ class CellRun {
       const double half = rounded ? format_of(recipe_.dtype()).ulp(master[j]) / 2 : 0;
       ASSERT_LE(std::fabs(model_.at(i, j) - master[j]), half) << "parameter " << i << " " << j;
     }
-    const auto& mine = model_.bytes()[i];
+    const auto mine = model_.bytes()[i];
     std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(comm_.size()));
     comm_.gather_control(mine, all);
     ASSERT_TRUE(std::equal(mine.begin(), mine.end(), all.begin()));

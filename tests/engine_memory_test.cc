@@ -17,7 +17,7 @@ std::vector<ParameterSpec> large_shapes() {
 }
 
 StepReport constant_step(Engine& engine) {
-  static const std::vector<float> kGradient(256 * 192, 0.5f);
+  static const std::vector<float> kGradient(1 << 20, 0.5f);
   for (int k = 0; k < engine.settings().batch.accumulation_steps; ++k) {
     for (int i = 0; i < static_cast<int>(engine.parameters().size()); ++i) {
       engine.add_gradient(i, kGradient.data(), DType::kFp32);
@@ -46,10 +46,11 @@ void expect_planned(const Engine& engine, const std::string& what) {
 
 // State bytes per parameter of one rank, weight included, as counted; checked against the plan
 // before and after a step.
-double counted_bytes(const Recipe& recipe, int ranks) {
+double counted_bytes(const Recipe& recipe, int ranks,
+                     const std::vector<ParameterSpec>& specs = large_shapes()) {
   double result = 0;
   run_ranks(ranks, [&](Communicator& comm) {
-    Model model(large_shapes(), recipe);
+    Model model(specs, recipe);
     Engine engine(recipe.settings(ranks), model.parameters(), {.data = &comm}, quiet());
     const std::string what = fmt::format("{} on {} ranks", recipe.name(), ranks);
     expect_planned(engine, what);
@@ -130,7 +131,9 @@ TEST(EngineMemory, BytesPerParameter) {
         Row{"O2", "", 7.2, 2 + 1.04 + 8.2 / 4}, Row{"O3", "", 6.2, 2 + 1.04 + 7.2 / 4},
         Row{"O2", R"("master_weights": "none")", 6.2, 2 + 1.04 + 7.2 / 4}}) {
     const Recipe recipe{.model = "bf16", .stage = 1, .level = row.level, .zerofp8 = row.keys};
-    const double one = counted_bytes(recipe, 1), four = counted_bytes(recipe, 4);
+    std::vector<ParameterSpec> specs = large_shapes();
+    specs[0].shape = {4096, 256};  // so that the padding of small buckets does not show
+    const double one = counted_bytes(recipe, 1, specs), four = counted_bytes(recipe, 4, specs);
     fmt::print("{} {}: {:.3f} bytes per parameter at d = 1, {:.3f} at d = 4\n", row.level, row.keys,
                one, four);
     EXPECT_LE(one, row.at_most_1) << row.level;

@@ -133,7 +133,7 @@ TEST(EngineOverflow, Case16_SkipsAreReportedAndTheScheduleWaits) {
     std::vector<std::string> lines;
     run_ranks(2, [&](Communicator& comm) {
       Model model(shapes(), recipe);
-      EngineOptions options;
+      EngineOptions options = quiet();
       options.log = [&](const std::string& line) { lines.push_back(line); };  // rank 0 only
       Engine engine(recipe.settings(2), model.parameters(), {.data = &comm}, options);
       std::vector<double> used;

@@ -44,6 +44,7 @@ zerofp8_test(partition_test zerofp8_partition)
 zerofp8_test(reduce_scatter_test zerofp8_kernels)
 zerofp8_test(accumulator_kernel_test zerofp8_test_device)
 zerofp8_test(device_test zerofp8_test_device)
+zerofp8_test(device_sums_test zerofp8_test_device)
 # What the CPU's kernels have to show, shown by the emulated device ones.
 foreach(test IN ITEMS blocks_test adam_kernel_test adam_guard_test accumulator_kernel_test)
   add_test(NAME ${test}_on_emulated COMMAND ${test} --gtest_brief=1)

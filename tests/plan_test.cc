@@ -203,12 +203,12 @@ TEST(UniformSize, PadsToWholeBlocksPerRank) {
   const Settings s = settings_of(R"({"zero_optimization":{"stage":1}})", {.data_ranks = 3});
   const ModelSize size = uniform_size(1000, s);
   EXPECT_EQ(size.parameters, 1000);
-  EXPECT_EQ(size.local_elements, 1152);
-  EXPECT_EQ(size.shard_elements, 384);
+  EXPECT_EQ(size.local_elements, 3 * 4 * 128);
+  EXPECT_EQ(size.shard_elements, 4 * 128);
   EXPECT_EQ(size.buckets, 1);
   const ModelSize whole = uniform_size(1000, settings_of("{}", {.data_ranks = 3}));
-  EXPECT_EQ(whole.local_elements, 1152);  // the reduction still cuts it in three
-  EXPECT_EQ(whole.shard_elements, 1152);
+  EXPECT_EQ(whole.local_elements, 3 * 4 * 128);  // the reduction still cuts it in three
+  EXPECT_EQ(whole.shard_elements, 3 * 4 * 128);
   EXPECT_THROW(uniform_size(0, s), ArgumentError);
   EXPECT_THROW(uniform_size(std::int64_t{1} << 60, s), ArgumentError);
 }

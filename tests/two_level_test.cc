@@ -34,21 +34,26 @@ std::vector<float> reduce(const Gradients& g, const Levels& levels, float factor
     const int rank = comm.rank();
     const auto in_node = comm.split(rank / k, rank), across = comm.split(rank % k, rank);
     const ReduceRanks flat{&comm}, two{across.get(), in_node.get(), levels.in_node};
-    CpuAllocator allocator;
-    BufferPool pool(allocator);
+    const auto device = make_cpu_device();
+    BufferPool pool(device->allocator());
     const PartLayout layout{Storage::kFp32, false, ranks, kBlock, shard};
     std::vector<float> mine = g[std::size_t(rank)], negated = mine;
     for (float& x : negated) x = -x;
-    ReduceScatter first(k == 1 ? flat : two, cpu_ops(), pool, layout, mine.data(), levels.wire);
-    ReduceScatter second(k == 1 ? flat : two, cpu_ops(), pool, layout, negated.data(), levels.wire);
+    ReduceScatter first(k == 1 ? flat : two, *device, pool, layout, mine.data(), levels.wire);
+    ReduceScatter second(k == 1 ? flat : two, *device, pool, layout, negated.data(), levels.wire);
     first.send_across();
     second.send_across();
     first.wait();
     second.wait();
     float* sum = out.data() + rank * shard;
-    largest[std::size_t(rank)] = first.sum(0, shard, factor, sum);
     std::vector<float> other(std::size_t(shard), 0.0f);
-    second.sum(0, shard, -factor, other.data());
+    device->decode_sum({.in = first.received(0),
+                        .factor = factor,
+                        .out = sum,
+                        .elements = shard,
+                        .amax = &largest[std::size_t(rank)]});
+    device->decode_sum(
+        {.in = second.received(0), .factor = -factor, .out = other.data(), .elements = shard});
     for (std::int64_t i = 0; i < shard; ++i) {
       ASSERT_TRUE(sum[i] == other[std::size_t(i)] || std::isnan(sum[i])) << "element " << i;
     }
@@ -117,13 +122,16 @@ TEST(TwoLevel, OneRankPerNodeHasTheFlatBits) {
     std::vector<float> two(g[0].size());
     run_ranks(4, [&](Communicator& comm) {
       const auto alone = comm.split(comm.rank(), 0);
-      CpuAllocator allocator;
-      BufferPool pool(allocator);
+      const auto device = make_cpu_device();
+      BufferPool pool(device->allocator());
       std::vector<float> mine = g[std::size_t(comm.rank())];
-      ReduceScatter rs({&comm, alone.get()}, cpu_ops(), pool,
+      ReduceScatter rs({&comm, alone.get()}, *device, pool,
                        {Storage::kFp32, false, 4, kBlock, 2 * kBlock}, mine.data(), wire);
       rs.wait();
-      rs.sum(0, 2 * kBlock, 0.25f, two.data() + comm.rank() * 2 * kBlock);
+      device->decode_sum({.in = rs.received(0),
+                          .factor = 0.25f,
+                          .out = two.data() + comm.rank() * 2 * kBlock,
+                          .elements = 2 * kBlock});
     });
     EXPECT_EQ(two, reduce(g, {1, Storage::kFp32, wire}, 0.25f)) << storage_name(wire);
   }
@@ -284,8 +292,8 @@ TEST(TwoLevel, ResidualsOfTheAccumulatorCount) {
   run_ranks(4, [](Communicator& comm) {
     const auto in_node = comm.split(comm.rank() / 2, comm.rank());
     const auto across = comm.split(comm.rank() % 2, comm.rank());
-    CpuAllocator allocator;
-    BufferPool pool(allocator);
+    const auto device = make_cpu_device();
+    BufferPool pool(device->allocator());
     const PartLayout layout{Storage::kE4m3Block, true, 4, kBlock, kBlock};
     std::vector<std::byte> memory(static_cast<std::size_t>(layout.bytes()));
     const std::vector<float> value(kBlock, 1.0f), rest(kBlock, 0x1p-10f);
@@ -295,11 +303,11 @@ TEST(TwoLevel, ResidualsOfTheAccumulatorCount) {
       cpu_ops().encode(rest.data(), layout.residual_view(memory.data(), part), kBlock, kBlock,
                        Rounding::kNearest, {});
     }
-    ReduceScatter rs({across.get(), in_node.get()}, cpu_ops(), pool, layout, memory.data(),
+    ReduceScatter rs({across.get(), in_node.get()}, *device, pool, layout, memory.data(),
                      Storage::kFp32);
     rs.wait();
     std::vector<float> sum(kBlock);
-    rs.sum(0, kBlock, 1.0f, sum.data());
+    device->decode_sum({.in = rs.received(0), .out = sum.data(), .elements = kBlock});
     for (const float x : sum) EXPECT_NEAR(x, 4 * (1 + 0x1p-10), 4 * 0x1p-21);
   });
 }

@@ -29,7 +29,11 @@ enum class Component : std::uint8_t {
 inline constexpr int kComponentCount = 6;
 std::string_view to_string(Component component);
 
-// Interface so that device memory (CUDA, pinned) fits in later. Thread-safe.
+// A shard holds a multiple of so many blocks: their FP32 scales fill 16 bytes, so that codes and
+// scales of each rank's part of a message can be read 16 bytes at a time.
+inline constexpr int kShardBlocks = 4;
+
+// Of host or device memory. Thread-safe.
 class Allocator {
  public:
   virtual ~Allocator() = default;
@@ -74,7 +78,6 @@ class Buffer {
   ~Buffer() { reset(); }
 
   void reset() noexcept;
-  void zero() noexcept;
   bool empty() const { return bytes_ == 0; }
   std::size_t size() const { return bytes_; }
   std::byte* data() { return data_; }

@@ -73,6 +73,9 @@ class Communicator {
   virtual int size() const = 0;
   // "self", "threads", "mpi", ...
   virtual std::string backend() const = 0;
+  // Whether payloads (all_to_all, all_gather, broadcast) lie in device memory; control calls always
+  // take host memory.
+  virtual bool on_device() const { return false; }
 
   // Part i of `send` goes to rank i; part i of `recv` comes from rank i. Both hold size() equal
   // parts; sizes are 64-bit and messages are split below INT_MAX bytes.

@@ -24,6 +24,7 @@
 #include "zerofp8/buffer.h"
 #include "zerofp8/communicator.h"
 #include "zerofp8/config.h"
+#include "zerofp8/device.h"
 #include "zerofp8/partition.h"
 #include "zerofp8/plan.h"
 
@@ -31,7 +32,9 @@ namespace zerofp8 {
 
 struct Parameter {
   ParameterSpec spec;
-  void* weight = nullptr;  // contiguous, spec.dtype, spec.numel() elements; outlives the engine
+  // Contiguous, spec.dtype, spec.numel() elements, in memory of the engine's device; outlives the
+  // engine.
+  void* weight = nullptr;
 };
 
 struct ReduceGroup {
@@ -52,7 +55,11 @@ struct EngineOptions {
   std::vector<AdamOptions>
       groups;                    // hyper-parameters per parameter group; empty = one, from settings
   bool loss_is_divided = false;  // true: the trainer already divided the loss by A
-  int threads = 1;               // of this rank, for kernels; never changes bits
+  int threads = 1;               // of this rank, for kernels on the CPU; never changes bits
+  // Where state and kernels are; null: the CPU. Weights and gradients are in its memory, too, and
+  // it belongs to this engine alone. Communicators may take host memory: then what travels is
+  // copied there and back.
+  std::shared_ptr<Device> device;
   // One line per event worth a log entry (a skipped step, a warning); called on rank 0 of `data`
   // only. Default: stderr.
   std::function<void(const std::string&)> log;
@@ -76,7 +83,7 @@ struct StepReport {
 };
 
 // One piece of this rank's state as it lies in memory: codes, scales or remainder bits of a run of
-// elements of one parameter. Valid as long as the engine.
+// elements of one parameter, in memory of the engine's device. Valid as long as the engine.
 struct StatePiece {
   int parameter = 0;
   std::string name;   // "exp_avg@0", "exp_avg.scale@0", "master@128", ...: component@first element
@@ -107,6 +114,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Adds spec.numel() contiguous elements to the parameter's gradient. dtype: fp32, bf16 or fp16.
+  // On a device the kernel is queued on its stream: the gradient stays as it is until it has run.
   // A parameter may get any number of gradients per micro-batch: they add up.
   void add_gradient(int parameter, const void* gradient, DType dtype);
   // Ends a micro-batch; with a sharded accumulator this is where its gradients are reduced.
@@ -143,7 +151,8 @@ class Engine {
   const Plan& plan() const;
   const Partition& partition() const;
   const std::vector<Parameter>& parameters() const;
-  const Allocator& allocator() const;
+  const Allocator& allocator() const;  // of the device
+  Device& device() const;
 
   // Call after weights were written from outside (weights-only load): masters follow them, moments
   // stay.
@@ -163,6 +172,9 @@ class Engine {
   // and give the counters back on the same number of ranks. Weights are not among the pieces.
   // Between steps only.
   std::vector<StatePiece> state_pieces();
+  // A piece's bytes to host memory and back; piece.bytes.size() of them.
+  void read_piece(const StatePiece& piece, void* host);
+  void write_piece(const StatePiece& piece, const void* host);
   StateCounters counters() const;
   void restore_counters(const StateCounters& counters);
 

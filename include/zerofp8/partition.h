@@ -4,10 +4,10 @@
 //   Partition p = make_partition(specs, {.shard_ranks = 4, .block_size = 128, .bucket_elements =
 //   500000000}); for (const Bucket& b : p.buckets) ... b.shard_elements * 4 == b.elements
 //
-// Rules: a parameter is in exactly one bucket and begins on a block; a bucket holds a whole number
-// of blocks per rank; so a block never straddles parameters or ranks and resharding copies whole
-// blocks. Buckets are made in reverse order of registration, the order in which backward produces
-// gradients.
+// Rules: a parameter is in exactly one bucket and begins on a block; a shard is a
+// whole number of groups of kShardBlocks blocks; so a block never straddles parameters or ranks and
+// resharding copies whole blocks. Buckets are made in reverse order of registration, the order in
+// which backward produces gradients.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "zerofp8/buffer.h"
 #include "zerofp8/dtype.h"
 
 namespace zerofp8 {
@@ -49,7 +50,7 @@ struct Bucket {
   std::vector<Placement> placements;
   int shard_ranks = 1;
   std::int64_t elements = 0;        // padded: shard_ranks * shard_elements
-  std::int64_t shard_elements = 0;  // a multiple of the block size
+  std::int64_t shard_elements = 0;  // a multiple of kShardBlocks blocks
 };
 
 // A run of elements of one parameter inside a range of a bucket.

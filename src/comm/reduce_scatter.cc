@@ -1,8 +1,5 @@
 #include "src/comm/reduce_scatter.h"
 
-#include <array>
-#include <vector>
-
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
@@ -35,40 +32,24 @@ DType dtype_of(Storage storage) {
 
 namespace {
 
-// Sums of decoded parts go through pieces that stay in cache, and are rounded to nearest.
-// `sources(part)` are the parts of `from` that make part `part` of `to`.
-template <class Sources>
-void encode_sums(const Ops& ops, const PartLayout& from, void* source, const PartLayout& to,
-                 void* out, const Sources& sources) {
-  constexpr std::int64_t kPiece = 4096;
-  alignas(64) std::array<float, kPiece> value;
-  std::vector<View> views, residuals;
-  for (int part = 0; part < to.parts; ++part) {
-    const std::vector<int> added = sources(part);
-    for (std::int64_t at = 0; at < to.part_elements; at += kPiece) {
-      const std::int64_t n = std::min(kPiece, to.part_elements - at);
-      views.clear();
-      residuals.clear();
-      for (const int s : added) {
-        views.push_back(from.view(source, s, at));
-        if (from.residual) residuals.push_back(from.residual_view(source, s, at));
-      }
-      if (added.size() == 1 && !from.residual) {
-        ops.decode(views[0], value.data(), n, from.block);  // the same bits, faster
-      } else {
-        ops.decode_sum(views.data(), from.residual ? residuals.data() : nullptr,
-                       static_cast<int>(added.size()), 1.0f, value.data(), n, from.block);
-      }
-      ops.encode(value.data(), to.view(out, part, at), n, to.block, Rounding::kNearest, {});
-    }
-  }
+// out's part = encode(sum of `count` parts of `from`: first, first + step, ...), to nearest.
+void encode_sum(Device& device, const PartLayout& from, void* source, int first, int step,
+                int count, const PartLayout& to, void* out, int part) {
+  device.recode({.in = {.part = from.view(source, first),
+                        .residual = from.residual_view(source, first),
+                        .count = count,
+                        .part_bytes = step * from.part_bytes()},
+                 .out = to.view(out, part),
+                 .elements = to.part_elements,
+                 .block = from.block,
+                 .stream = {}});
 }
 
 }  // namespace
 
-ReduceScatter::ReduceScatter(const ReduceRanks& ranks, const Ops& ops, BufferPool& pool,
+ReduceScatter::ReduceScatter(const ReduceRanks& ranks, Device& device, BufferPool& pool,
                              const PartLayout& source, void* memory, Storage wire)
-    : ops_(&ops), pool_(&pool), ranks_(ranks), layout_(source) {
+    : device_(&device), pool_(&pool), ranks_(ranks), layout_(source) {
   if (source.parts != ranks.size()) {
     throw ArgumentError("reduce-scatter: " + std::to_string(source.parts) + " parts for " +
                         std::to_string(ranks.size()) + " ranks");
@@ -84,8 +65,9 @@ ReduceScatter::ReduceScatter(const ReduceRanks& ranks, const Ops& ops, BufferPoo
     start(memory);
   } else {
     send_ = pool.acquire(static_cast<std::size_t>(layout_.bytes()));
-    encode_sums(ops, source, memory, layout_, send_.data(),
-                [](int part) { return std::vector<int>{part}; });
+    for (int part = 0; part < layout_.parts; ++part) {
+      encode_sum(device, source, memory, part, 0, 1, layout_, send_.data(), part);
+    }
     start(send_.data());
   }
 }
@@ -99,24 +81,26 @@ void ReduceScatter::start_in_node(const PartLayout& source, void* memory) {
   const auto bytes = static_cast<std::size_t>(node_layout_.bytes());
   send_ = pool_->acquire(bytes);
   node_recv_ = pool_->acquire(bytes);
-  encode_sums(*ops_, source, memory, node_layout_, send_.data(), [&](int part) {
-    return std::vector<int>{part % nodes * local_ranks + part / nodes};
-  });
+  for (int part = 0; part < node_layout_.parts; ++part) {
+    const int of = part % nodes * local_ranks + part / nodes;
+    encode_sum(*device_, source, memory, of, 0, 1, node_layout_, send_.data(), part);
+  }
   in_node_ = true;
-  work_ = ranks_.in_node->all_to_all(
-      {send_.data(), bytes}, {node_recv_.data(), bytes},
-      {.dtype = dtype_of(ranks_.in_node_wire), .label = "gradient reduce-scatter inside nodes"});
+  work_ = ranks_.in_node->all_to_all({send_.data(), bytes}, {node_recv_.data(), bytes},
+                                     {.dtype = dtype_of(ranks_.in_node_wire),
+                                      .stream = device_->stream(),
+                                      .label = "gradient reduce-scatter inside nodes"});
 }
 
 // What came from the node, added in the order of its ranks, becomes the message to the other nodes.
 void ReduceScatter::add_up_node() {
   send_ = {};
   send_ = pool_->acquire(static_cast<std::size_t>(layout_.bytes()));
-  encode_sums(*ops_, node_layout_, node_recv_.data(), layout_, send_.data(), [&](int node) {
-    std::vector<int> parts;
-    for (int part = node; part < node_layout_.parts; part += layout_.parts) parts.push_back(part);
-    return parts;
-  });
+  const int nodes = layout_.parts;
+  for (int node = 0; node < nodes; ++node) {
+    encode_sum(*device_, node_layout_, node_recv_.data(), node, nodes, node_layout_.parts / nodes,
+               layout_, send_.data(), node);
+  }
   node_recv_ = {};
 }
 
@@ -126,9 +110,11 @@ void ReduceScatter::start(void* message) {
   const auto bytes = static_cast<std::size_t>(layout_.bytes());
   recv_ = pool_->acquire(bytes);
   received_ = recv_.data();
-  work_ = ranks_.across->all_to_all(
-      {static_cast<const std::byte*>(message), bytes}, {recv_.data(), bytes},
-      {.dtype = dtype_of(layout_.storage), .label = "gradient reduce-scatter"});
+  work_ = ranks_.across->all_to_all({static_cast<const std::byte*>(message), bytes},
+                                    {recv_.data(), bytes},
+                                    {.dtype = dtype_of(layout_.storage),
+                                     .stream = device_->stream(),
+                                     .label = "gradient reduce-scatter"});
 }
 
 void ReduceScatter::send_across() {
@@ -144,15 +130,11 @@ void ReduceScatter::wait() {
   if (work_) work_->wait();
 }
 
-std::uint32_t ReduceScatter::sum(std::int64_t offset, std::int64_t n, float factor,
-                                 float* out) const {
-  std::vector<View> parts, residuals;
-  for (int part = 0; part < layout_.parts; ++part) {
-    parts.push_back(layout_.view(received_, part, offset));
-    if (layout_.residual) residuals.push_back(layout_.residual_view(received_, part, offset));
-  }
-  return ops_->decode_sum(parts.data(), layout_.residual ? residuals.data() : nullptr,
-                          layout_.parts, factor, out, n, layout_.block);
+Summands ReduceScatter::received(std::int64_t offset) const {
+  return {.part = layout_.view(received_, 0, offset),
+          .residual = layout_.residual_view(received_, 0, offset),
+          .count = layout_.parts,
+          .part_bytes = layout_.part_bytes()};
 }
 
 }  // namespace zerofp8

@@ -2,19 +2,18 @@
 // decode and add in FP32 in rank order -> one multiplication. Two roundings whatever the number of
 // ranks, so the error does not grow with them (design: docs/numerics.md, "Reduce-scatter").
 //
-//   ReduceScatter rs({&comm}, ops, pool, layout, memory, Storage::kE4m3Block);   // starts sending
-//   rs.wait();
-//   rs.sum(offset, n, factor, out);          // part of this rank's shard
+//   ReduceScatter rs({&comm}, device, pool, layout, memory, Storage::kE4m3Block);  // starts
+//   sending rs.wait(); device.decode_sum({.in = rs.received(offset), .out = out, .elements = n});
+//   // of the shard
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "src/comm/buffer_pool.h"
 #include "src/comm/part_store.h"
 #include "zerofp8/communicator.h"
-#include "zerofp8/ops.h"
+#include "zerofp8/device.h"
 
 namespace zerofp8 {
 
@@ -34,29 +33,30 @@ struct ReduceRanks {
 
 class ReduceScatter {
  public:
-  // `source` in `memory` has ranks.size() parts and must stay untouched until wait() returned.
-  // Flat: it is sent as it is where its storage is `wire`, else encoded (round to nearest) into a
-  // pooled buffer. Two-level: it is encoded in `in_node_wire`, and each node's sum in `wire`.
-  ReduceScatter(const ReduceRanks& ranks, const Ops& ops, BufferPool& pool,
+  // Memory is the device's. `source` in `memory` has ranks.size() parts and must stay untouched
+  // until wait() returned. Flat: it is sent as it is where its storage is `wire`, else encoded
+  // (round to nearest) into a pooled buffer. Two-level: it is encoded in `in_node_wire`, and each
+  // node's sum in `wire`.
+  ReduceScatter(const ReduceRanks& ranks, Device& device, BufferPool& pool,
                 const PartLayout& source, void* memory, Storage wire);
   // Two-level: waits for the node and starts the exchange across nodes. Like the constructor,
   // called in the same order on every rank. No effect if that was done, or if flat.
   void send_across();
   void wait();  // after send_across(), which it calls
 
-  // out = factor * (rank 0 + rank 1 + ...) of elements [offset, offset + n) of this rank's shard;
-  // whole blocks. Two-level: sums of nodes instead of ranks. Returns the bits of max |out|.
-  std::uint32_t sum(std::int64_t offset, std::int64_t n, float factor, float* out) const;
+  // What the ranks sent of this rank's shard, in rank order, from element `offset` (whole blocks)
+  // on. Two-level: sums of nodes instead of ranks. Valid until this object ends.
+  Summands received(std::int64_t offset) const;
 
  private:
   void start_in_node(const PartLayout& source, void* memory);
   void add_up_node();
   void start(void* message);
 
-  const Ops* ops_;
+  Device* device_;
   BufferPool* pool_;
   ReduceRanks ranks_;
-  PartLayout layout_;       // of the message that sum() reads
+  PartLayout layout_;       // of the message that received() tells of
   PartLayout node_layout_;  // two-level: of the message inside the node
   PooledBuffer send_, recv_, node_recv_;
   void* received_ = nullptr;

@@ -77,7 +77,7 @@ ModelSize uniform_size(std::int64_t parameters, const Settings& s) {
   if (parameters < 1 || parameters > kMost) {
     throw ArgumentError(fmt::format("{} parameters: must be between 1 and 2^50", parameters));
   }
-  const std::int64_t unit = std::int64_t{reduction_ranks(s)} * s.block_size;
+  const std::int64_t unit = std::int64_t{reduction_ranks(s)} * s.block_size * kShardBlocks;
   ModelSize size{.parameters = parameters, .local_elements = round_up(parameters, unit)};
   size.shard_elements = size.local_elements / s.shard_ranks;
   size.buckets = (size.local_elements - 1) / s.reduce_bucket_size + 1;

@@ -1,10 +1,9 @@
 // From micro-batch gradients to accumulators.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "src/optim/engine_impl.h"
-#include "src/optim/parallel.h"
 #include "zerofp8/error.h"
 #include "zerofp8/random.h"
 
@@ -39,6 +38,13 @@ void Engine::Impl::add_gradient(int parameter, const void* gradient, DType dtype
                         "; allowed: fp32, bf16, fp16");
   }
   const Partition::Home home = partition.homes[parameter];
+  if (const std::string fault =
+          home.bucket < 0 || gradient == nullptr ? std::string() : device->fault_of(gradient);
+      !fault.empty()) {
+    throw ArgumentError(fmt::format(
+        "add_gradient: the gradient of parameter \"{}\" {}; the engine runs on {}: pass one there",
+        parameters[parameter].spec.name, fault, device->name()));
+  }
   if (gradient == nullptr && home.bucket >= 0) {
     throw ArgumentError("add_gradient: the gradient of parameter \"" +
                         parameters[parameter].spec.name + "\" is null");
@@ -75,8 +81,7 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
                              const void* gradient, DType dtype) {
   const Placement& place = b.bucket->placements[partition.homes[parameter].placement];
   const Storage storage = *plain_storage(dtype);
-  const int block = layout.block;
-  ParameterState& state = states[parameter];
+  const ParameterState& state = states[parameter];
   const Rounding rounding = accumulator_rounding(settings, layout.storage, state.adds);
   const std::uint64_t key = random_key({.seed = settings.seed,
                                         .step = static_cast<std::uint64_t>(applied),
@@ -84,41 +89,30 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
                                         .micro_batch = static_cast<std::uint32_t>(state.adds),
                                         .data_rank = static_cast<std::uint32_t>(data_rank()),
                                         .name_hash = state.name_hash});
-  std::uint32_t amax = 0;
   for (std::int64_t from = place.offset; from < place.offset + place.padded;) {
     const int part = static_cast<int>(from / layout.part_elements);
-    const std::int64_t part_begin = part * layout.part_elements;
+    const std::int64_t at = from - part * layout.part_elements;
     const std::int64_t to =
-        std::min(place.offset + place.padded, part_begin + layout.part_elements);
+        std::min(place.offset + place.padded, (part + 1) * layout.part_elements);
     const std::int64_t first = from - place.offset;
-    const std::int64_t logical = std::min(to - from, place.elements - first);
-    const std::int64_t whole = logical / block * block;
-    const char* in = static_cast<const char*>(gradient) + first * bytes_of(dtype);
-    const auto run = [&](std::int64_t begin, std::int64_t n, const void* data) {
-      const std::int64_t at = from - part_begin + begin;
-      return ops->accumulate(layout.view(memory, part, at), layout.residual_view(memory, part, at),
-                             {storage, const_cast<void*>(data), nullptr}, n, block, rounding,
-                             {key, static_cast<std::uint64_t>(first + begin)});
-    };
-    amax = std::max(amax, parallel_blocks(whole, block, options.threads,
-                                          [&](std::int64_t begin, std::int64_t n) {
-                                            return run(begin, n, in + begin * bytes_of(dtype));
-                                          }));
-    if (logical > whole) {  // the last block goes through a zero-padded one
-      alignas(64) std::array<std::byte, 256 * 4> padded{};
-      std::memcpy(padded.data(), in + whole * bytes_of(dtype),
-                  static_cast<std::size_t>((logical - whole) * bytes_of(dtype)));
-      amax = std::max(amax, run(whole, block, padded.data()));
-    }
+    char* in = static_cast<char*>(const_cast<void*>(gradient)) + first * bytes_of(dtype);
+    device->accumulate({.acc = layout.view(memory, part, at),
+                        .residual = layout.residual_view(memory, part, at),
+                        .gradient = {storage, in, nullptr},
+                        .sum = {},
+                        .elements = std::min(to - from, place.elements - first),
+                        .block = layout.block,
+                        .rounding = rounding,
+                        .stream = {key, static_cast<std::uint64_t>(first)},
+                        .amax = words->given(parameter)});
     from = to;
   }
-  state.bad_source = state.bad_source || not_finite(amax);
 }
 
 void Engine::Impl::make_staging(const BucketState& b, PooledBuffer& memory) {
   if (memory) return;
   memory = pool.acquire(static_cast<std::size_t>(b.staging_layout.bytes()));
-  std::memset(memory.data(), 0, static_cast<std::size_t>(b.staging_layout.bytes()));
+  device->zero(memory.data(), static_cast<std::size_t>(b.staging_layout.bytes()));
 }
 
 void Engine::Impl::flush(BucketState& b, bool late) {
@@ -129,7 +123,7 @@ void Engine::Impl::flush(BucketState& b, bool late) {
   b.sending_late = late;
   memory = {};
   b.in_flight =
-      std::make_unique<ReduceScatter>(b.reduce_ranks, *ops, pool, b.staging_layout,
+      std::make_unique<ReduceScatter>(b.reduce_ranks, *device, pool, b.staging_layout,
                                       b.sending.data(), wire_storage(settings.gradient_wire));
   if (!settings.overlap_comm) finish_flush(b);
 }
@@ -137,12 +131,11 @@ void Engine::Impl::flush(BucketState& b, bool late) {
 void Engine::Impl::finish_flush(BucketState& b) {
   if (!b.in_flight) return;
   b.in_flight->wait();
-  constexpr std::int64_t kPiece = 4096;
+  const PartLayout& layout = b.accumulator_layout;
   for (const Segment& s : b.shard_segments) {
-    ParameterState& state = states[s.parameter];
+    const ParameterState& state = states[s.parameter];
     if (b.sending_late && !state.late) continue;  // a zero would be rounded in, too
-    const Rounding rounding =
-        accumulator_rounding(settings, b.accumulator_layout.storage, state.flushes);
+    const Rounding rounding = accumulator_rounding(settings, layout.storage, state.flushes);
     // Owned by one rank: the random stream does not depend on which.
     const std::uint64_t key = random_key({.seed = settings.seed,
                                           .step = static_cast<std::uint64_t>(applied),
@@ -150,25 +143,15 @@ void Engine::Impl::finish_flush(BucketState& b) {
                                           .micro_batch = static_cast<std::uint32_t>(state.flushes),
                                           .data_rank = 0,
                                           .name_hash = state.name_hash});
-    const auto run = [&](std::int64_t begin, std::int64_t n) {
-      alignas(64) std::array<float, kPiece> sum;
-      std::uint32_t amax = 0;
-      for (std::int64_t at = begin; at < begin + n; at += kPiece) {
-        const std::int64_t len = std::min(kPiece, begin + n - at);
-        b.in_flight->sum(s.offset + at, len, 1.0f, sum.data());
-        const View acc = b.accumulator_layout.view(b.accumulator.data(), 0, s.offset + at);
-        const View residual =
-            b.accumulator_layout.residual_view(b.accumulator.data(), 0, s.offset + at);
-        amax = std::max(
-            amax, ops->accumulate(acc, residual, {Storage::kFp32, sum.data(), nullptr}, len,
-                                  b.accumulator_layout.block, rounding,
-                                  {key, static_cast<std::uint64_t>(s.parameter_offset + at)}));
-      }
-      return amax;
-    };
-    const std::uint32_t amax =
-        parallel_blocks(s.padded, b.accumulator_layout.block, options.threads, run);
-    state.bad_sum = state.bad_sum || not_finite(amax);
+    device->accumulate({.acc = layout.view(b.accumulator.data(), 0, s.offset),
+                        .residual = layout.residual_view(b.accumulator.data(), 0, s.offset),
+                        .gradient = {},
+                        .sum = b.in_flight->received(s.offset),
+                        .elements = s.padded,
+                        .block = layout.block,
+                        .rounding = rounding,
+                        .stream = {key, static_cast<std::uint64_t>(s.parameter_offset)},
+                        .amax = words->received(s.parameter)});
   }
   for (const Placement& p : b.bucket->placements) {
     ParameterState& state = states[p.parameter];
@@ -226,7 +209,7 @@ void Engine::Impl::end_open_micro_batch() {
 
 void Engine::Impl::clear_gradients() {
   for (BucketState& b : buckets) {
-    b.accumulator.zero();
+    device->zero(b.accumulator.data(), b.accumulator.size());
     b.staging = {};
     b.late = {};
     b.gradient = {};
@@ -236,6 +219,7 @@ void Engine::Impl::clear_gradients() {
     state.used = state.used_anywhere = state.ready = state.late = false;
     state.bad_source = state.bad_sum = false;
   }
+  words->start_step();
   micro_batches = 0;
   open_micro_batch = false;
   next_flush = 0;

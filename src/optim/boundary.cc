@@ -10,7 +10,6 @@
 
 #include "src/optim/adam_scalars.h"
 #include "src/optim/engine_impl.h"
-#include "src/optim/parallel.h"
 #include "zerofp8/error.h"
 #include "zerofp8/random.h"
 
@@ -49,55 +48,57 @@ Part combine(const std::vector<Part>& parts, int& worst) {
 
 }  // namespace
 
-// Squares of one segment of this rank's shard, in pieces of fixed size, so that their sum does not
-// depend on threads or buckets. Returns the bits of the largest value; nothing is added to `sum` by
-// a piece that is not finite.
-std::uint32_t Engine::Impl::add_squares(const BucketState& b, const Segment& s, ExactSum& sum) {
-  constexpr std::int64_t kPiece = 1 << 16;
+// Squares of one segment of this rank's shard.
+void Engine::Impl::add_squares(const BucketState& b, const Segment& s, std::int64_t* limbs,
+                               std::uint32_t* amax) {
   const int block = settings.block_size;
-  std::vector<double> squares(static_cast<std::size_t>(kPiece / block));
-  std::uint32_t largest = 0;
-  for (std::int64_t at = 0; at < s.padded; at += kPiece) {
-    const std::int64_t n = std::min(kPiece, s.padded - at);
-    const std::int64_t offset = b.shard_begin - b.state_begin + s.offset + at;
-    const View rest = b.gradient.residual ? b.gradient.residual.at(offset, block) : View{};
-    const View main = b.gradient.main.at(offset, block);
-    const std::uint32_t amax =
-        parallel_blocks(n, block, options.threads, [&](std::int64_t begin, std::int64_t len) {
-          return ops->sum_squares(main.at(begin, block), rest ? rest.at(begin, block) : View{},
-                                  b.gradient.factor, squares.data() + begin / block, len, block);
-        });
-    largest = std::max(largest, amax);
-    if (not_finite(amax)) continue;
-    for (std::int64_t i = 0; i < n / block; ++i) sum.add(squares[static_cast<std::size_t>(i)]);
-  }
-  return largest;
+  const std::int64_t at = b.shard_begin - b.state_begin + s.offset;
+  device->sum_squares({.x = b.gradient.main.at(at, block),
+                       .residual = b.gradient.residual ? b.gradient.residual.at(at, block) : View{},
+                       .factor = b.gradient.factor,
+                       .elements = s.padded,
+                       .block = block,
+                       .limbs = limbs,
+                       .amax = amax});
 }
 
-// Each logical element once: this rank's shard, unless another copy of it counts.
+// Each logical element once: this rank's shard, unless another copy of it counts. Also the moment
+// in which the host learns what was not finite.
 ExactSum Engine::Impl::local_sum_squares() {
-  ExactSum sum;
   for (BucketState& b : buckets) {
     for (const Segment& s : b.shard_segments) {
-      ExactSum ignored;
       const bool counts = b.first_replica && parameters[s.parameter].spec.counts_in_norm;
-      if (not_finite(add_squares(b, s, counts ? sum : ignored))) {
-        states[s.parameter].bad_sum = true;
-      }
+      add_squares(b, s, counts ? words->norm() : words->not_counted(),
+                  words->received(s.parameter));
     }
   }
-  return sum;
+  words->fetch();
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    states[i].bad_source = words->bad_given(i);
+    states[i].bad_sum = words->bad_received(i);
+  }
+  return words->sum();
 }
 
 std::vector<double> Engine::Impl::gradient_norms() {
-  std::vector<double> squares(parameters.size(), 0.0);
+  struct Sum {
+    std::int64_t limbs[ExactLimbs::kWords];
+    std::uint32_t amax, padding;
+  };
+  std::vector<Sum> sums(parameters.size());
+  PooledBuffer memory = pool.acquire(sums.size() * sizeof(Sum));
+  device->zero(memory.data(), sums.size() * sizeof(Sum));
   for (const BucketState& b : buckets) {
     if (!b.first_replica || b.gradient.main.codes == nullptr) continue;
     for (const Segment& s : b.shard_segments) {
-      ExactSum sum;
-      const bool bad = not_finite(add_squares(b, s, sum));
-      squares[static_cast<std::size_t>(s.parameter)] += bad ? std::nan("") : sum.value();
+      Sum* sum = memory.as<Sum>() + s.parameter;
+      add_squares(b, s, sum->limbs, &sum->amax);
     }
+  }
+  device->download(sums.data(), memory.data(), sums.size() * sizeof(Sum));
+  std::vector<double> squares(parameters.size(), 0.0);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    squares[i] = not_finite(sums[i].amax) ? std::nan("") : ExactSum(sums[i].limbs).value();
   }
   for (Communicator* comm : reduce_comms) {
     std::vector<double> theirs;

@@ -140,8 +140,9 @@ class Loader {
         reader = std::make_unique<FileReader>(files_[read.file].path);
         open = read.file;
       }
-      reader->read(read.offset, read.out);
+      fill(*reader, read);
     }
+    engine_.device->synchronize();  // `copied_` may go
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       engine_.states[i].step = sources_[i].parameter->step;
       engine_.states[i].guard_c = sources_[i].parameter->guard_c;
@@ -159,6 +160,15 @@ class Loader {
     std::string name, path;
     SafetensorsHeader header;
   };
+
+  void fill(const FileReader& reader, const Read& read) {
+    Device& device = *engine_.device;
+    if (device.is_host()) return reader.read(read.offset, read.out);
+    device.synchronize();  // what is copied from `copied_`
+    copied_.resize(read.out.size());
+    reader.read(read.offset, copied_);
+    device.upload(read.out.data(), copied_.data(), copied_.size());
+  }
 
   void check_digest(const CheckpointFile& file) const {
     const std::string path = folder_ + "/" + file.name;
@@ -284,6 +294,7 @@ class Loader {
   std::vector<Source> sources_;
   std::vector<ShardFile> files_;
   std::vector<Read> reads_;
+  std::vector<std::byte> copied_;
 };
 
 }  // namespace

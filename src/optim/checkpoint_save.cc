@@ -154,9 +154,10 @@ ModelIndex Engine::Impl::write_shard(const std::string& folder, const std::strin
       }
     }
   }
+  std::vector<std::byte> memory;
   const FileDigest digest =
       write_safetensors(folder + "/" + name, entries, {{"format", "zerofp8"}, {"id", id}},
-                        [&](std::size_t i) { return data[i]; });
+                        [&](std::size_t i) { return on_host(data[i], memory); });
   index.files.push_back({name, digest});
   return index;
 }

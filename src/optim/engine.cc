@@ -73,7 +73,8 @@ const Settings& Engine::settings() const { return impl_->settings; }
 const Plan& Engine::plan() const { return impl_->plan; }
 const Partition& Engine::partition() const { return impl_->partition; }
 const std::vector<Parameter>& Engine::parameters() const { return impl_->parameters; }
-const Allocator& Engine::allocator() const { return impl_->allocator; }
+const Allocator& Engine::allocator() const { return impl_->device->allocator(); }
+Device& Engine::device() const { return *impl_->device; }
 
 void Engine::weights_changed() { impl_->reset_masters(); }
 void Engine::raise_on_all_ranks(const std::string& error) {
@@ -82,6 +83,13 @@ void Engine::raise_on_all_ranks(const std::string& error) {
 }
 void Engine::weight_changed(int parameter) { impl_->weight_changed(parameter); }
 std::vector<StatePiece> Engine::state_pieces() { return impl_->state_pieces(); }
+void Engine::read_piece(const StatePiece& piece, void* host) {
+  impl_->device->download(host, piece.bytes.data(), piece.bytes.size());
+}
+void Engine::write_piece(const StatePiece& piece, const void* host) {
+  impl_->device->upload(piece.bytes.data(), host, piece.bytes.size());
+  impl_->device->synchronize();
+}
 StateCounters Engine::counters() const { return impl_->counters(); }
 void Engine::restore_counters(const StateCounters& counters) { impl_->restore_counters(counters); }
 void Engine::save(const std::string& root) { impl_->save(root); }

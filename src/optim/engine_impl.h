@@ -10,10 +10,11 @@
 #include "src/comm/buffer_pool.h"
 #include "src/optim/bucket_state.h"
 #include "src/optim/checkpoint.h"
+#include "src/optim/device_words.h"
 #include "src/optim/exact_sum.h"
 #include "src/optim/loss_scaler.h"
+#include "zerofp8/device.h"
 #include "zerofp8/engine.h"
-#include "zerofp8/ops.h"
 
 namespace zerofp8 {
 
@@ -28,10 +29,9 @@ struct ParameterState {
   bool late = false;           // had another one; on any rank, once that is agreed
   bool used = false;           // had a gradient on this rank since the last step
   bool used_anywhere = false;  // agreed at the boundary
-  // A non-finite value since the last step: in a gradient given to this rank, or in what it
-  // received.
+  // A non-finite value since the last step, known at the boundary: in a gradient given to this
+  // rank, or in what it received.
   bool bad_source = false, bad_sum = false;
-  bool bad() const { return bad_source || bad_sum; }
 };
 
 // One component of one segment as it lies in memory and in a checkpoint.
@@ -71,9 +71,11 @@ struct Engine::Impl {
   EngineOptions options;
   Partition partition;
   Plan plan;
-  const Ops* ops = nullptr;
-  CpuAllocator allocator;
-  BufferPool pool{allocator};
+  std::shared_ptr<Device> device;  // what follows may hold memory of it
+  BufferPool pool{device->allocator()};
+  std::unique_ptr<DeviceWords> words;
+  // Where the device's memory is not what a communicator takes: the same ranks, staged.
+  std::map<Communicator*, std::unique_ptr<Communicator>> staged;
   std::unique_ptr<Communicator> shard_comm, replica_comm;   // of hybrid sharding
   std::unique_ptr<Communicator> in_node_comm, across_comm;  // of the two-level reduce-scatter
   // Sharded accumulators: whether a micro-batch is open is agreed on while some ranks have begun to
@@ -92,7 +94,6 @@ struct Engine::Impl {
   double trainer_scale = 1;  // of this step's gradients, by a loss scaler of the trainer
   Agreement agreed;
   WireBytes wire_before;
-  float max_weight = 0;  // of this rank's fp16 weights so far
   // By parameter: this rank's weights as the last update left them; empty unless weight_changed().
   std::vector<Buffer> kept_weights;
   bool told_of_writes = false;
@@ -105,7 +106,11 @@ struct Engine::Impl {
   ComparedTexts compared_texts() const;
   void make_groups();
   void make_buckets();
+  void set_ranges(BucketState& b) const;
   void allocate(BucketState& b);
+  void allocate_all();
+  std::string out_of_memory(const std::string& what) const;
+  Communicator* payload(Communicator* comm);
   void log(const std::string& line) const;
 
   // accumulate.cc
@@ -126,6 +131,9 @@ struct Engine::Impl {
   void send_across_nodes();
   void finish_reduction(BucketState& b);
   void sum_shard(BucketState& b, float factor, float* out);
+  CallOptions payload_of(DType dtype, std::string_view label) const {
+    return {.dtype = dtype, .stream = device->stream(), .label = label};
+  }
   void sum_over(BucketState& b, Communicator& comm, std::int64_t elements, float factor,
                 float* values, std::string_view label);
   void sum_tied();
@@ -133,7 +141,8 @@ struct Engine::Impl {
 
   // boundary.cc
   void agree();
-  std::uint32_t add_squares(const BucketState& b, const Segment& s, ExactSum& sum);
+  void add_squares(const BucketState& b, const Segment& s, std::int64_t* limbs,
+                   std::uint32_t* amax);
   ExactSum local_sum_squares();
   std::vector<double> gradient_norms();
   void agree_on_use();
@@ -141,12 +150,9 @@ struct Engine::Impl {
   void name_bad_parameters(int rank, int slice);
 
   // update.cc
-  std::uint32_t adam_segment(BucketState& b, const Segment& segment, bool commit);
-  std::uint32_t run_adam(BucketState& b, const Segment& segment, std::int64_t begin,
-                         std::int64_t elements, void* weight, const AdamScalars& scalars,
-                         bool commit);
+  void adam_segment(BucketState& b, const Segment& segment, bool commit);
   AdamScalars scalars_for(const BucketState& b, int parameter) const;
-  float update_weights(bool commit);
+  void update_weights(bool commit);
   bool weights_would_overflow();
   bool apply(StepReport& report);
   void gather_weights(BucketState& b);
@@ -156,17 +162,18 @@ struct Engine::Impl {
 
   // weights.cc
   std::byte* weight_of(const BucketState& b, const Segment& s) const;
-  void reset_masters(BucketState& b, const Segment& s, std::int64_t begin, std::int64_t n);
+  void reset_masters(BucketState& b, const Segment& s);
   void reset_masters();
   void weight_changed(int parameter);
   void keep_weights();
-  float largest_fp16_weight(const BucketState& b, const Segment& s) const;
+  void note_fp16_weights(const BucketState& b, const Segment& s);
   void scan_fp16_weights();
 
   // state_access.cc
   std::vector<float> full_state(int parameter, StateKind kind);
-  void decode_state(const BucketState& b, const Segment& s, std::int64_t at, StateKind kind,
-                    float* out);
+  void decode_state(BucketState& b, const Segment& s, std::int64_t at, StateKind kind, float* out);
+  std::span<const std::byte> on_host(std::span<const std::byte> data,
+                                     std::vector<std::byte>& memory);
   std::vector<StatePiece> state_pieces();
   StateCounters counters() const;
   void restore_counters(const StateCounters& counters);

@@ -1,4 +1,4 @@
-// Building an engine: checks before anything is allocated, then groups, buckets and buffers.
+// Building an engine: checks before anything is allocated, then the groups of ranks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,16 +13,6 @@
 
 namespace zerofp8 {
 namespace {
-
-Storage accumulator_storage(DType dtype) {
-  return dtype == DType::kFp16 ? Storage::kFp16Block : wire_storage(dtype);
-}
-
-Storage moment_storage(DType dtype) {
-  return dtype == DType::kUe4m4 ? Storage::kUe4m4Block : accumulator_storage(dtype);
-}
-
-int master_bits(MasterWeights master, DType weight) { return master_bytes(master, weight) * 8; }
 
 std::string shape_text(const ParameterSpec& spec) {
   return fmt::format("({})", fmt::join(spec.shape, ", "));
@@ -66,6 +56,7 @@ Engine::Impl::Impl(const Settings& s, std::vector<Parameter> p, const Groups& g,
       parameters(std::move(p)),
       groups(g),
       options(std::move(o)),
+      device(options.device ? options.device : make_cpu_device(options.threads)),
       scaler(s.loss_scale) {
   check_arguments();
   for (Parameter& parameter : parameters) {
@@ -73,7 +64,6 @@ Engine::Impl::Impl(const Settings& s, std::vector<Parameter> p, const Groups& g,
   }
   hyper = options.groups.empty() ? std::vector<AdamOptions>{settings.adam} : options.groups;
   check_ranks_agree();
-  ops = &cpu_ops();
   make_groups();
   make_buckets();
   for (const std::string& warning : settings.warnings) log("zerofp8: warning: " + warning);
@@ -106,6 +96,15 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
   }
   if (!is_utf8(spec.name)) fail(": its name is not UTF-8, which checkpoints need; rename it");
   if (spec.numel() > 0 && p.weight == nullptr) fail(": weight is null");
+  if (spec.numel() > 0) {
+    const std::string fault = device->fault_of(p.weight);
+    if (!fault.empty()) {
+      fail(
+          fmt::format(" {}; the engine runs on {}: move the parameter there, or give the engine "
+                      "the device that all parameters are on",
+                      fault, device->name()));
+    }
+  }
   if (spec.numel() > std::int64_t{1} << 50) {  // bytes have to fit into 64 bits
     fail(fmt::format(" has {} elements; allowed: up to 2^50", spec.numel()));
   }
@@ -148,6 +147,12 @@ void Engine::Impl::check_arguments() const {
     }
     for (const auto& [name, comm] : groups.tied) {
       if (comm == nullptr) throw ArgumentError("tied name \"" + name + "\" has no communicator");
+    }
+    if (device->is_host() && groups.data->on_device()) {
+      throw ArgumentError(
+          fmt::format("groups.data ({}) moves device memory, the engine runs on {}; pass "
+                      "EngineOptions::device, or a communicator of host memory",
+                      groups.data->backend(), device->name()));
     }
     for (const AdamOptions& o : options.groups) {
       if (const std::string fault = fault_of(o); !fault.empty()) throw ArgumentError(fault);
@@ -272,84 +277,6 @@ void Engine::Impl::make_groups() {
   po.bucket_elements = settings.reduce_bucket_size;
   for (const auto& [name, group] : groups.reduce) po.group_shard_ranks[name] = group.comm->size();
   partition = make_partition(specs, po);
-}
-
-void Engine::Impl::make_buckets() {
-  states.resize(parameters.size());
-  ModelSize size;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const ParameterSpec& spec = parameters[i].spec;
-    // Tied copies share their random stream, so that they stay equal.
-    states[i].name_hash = hash_name(spec.tied.empty() ? spec.name : spec.tied);
-    size.parameters += spec.numel();
-  }
-  buckets.resize(partition.buckets.size());
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    BucketState& b = buckets[i];
-    b.bucket = &partition.buckets[i];
-    const bool named = !b.bucket->reduce_group.empty();
-    const ReduceGroup group = named ? groups.reduce.at(b.bucket->reduce_group) : ReduceGroup{};
-    b.reduce_comm = named ? group.comm : groups.data;
-    b.shard_comm = !named && shard_comm ? shard_comm.get() : b.reduce_comm;
-    b.reduce_ranks = {b.shard_comm};
-    if (!named && in_node_comm) {
-      b.reduce_ranks = {across_comm.get(), in_node_comm.get(), wire_storage(settings.in_node_wire)};
-    }
-    b.replica_comm = !named && replica_comm ? replica_comm.get() : nullptr;
-    b.first_replica = b.replica_comm == nullptr || b.replica_comm->rank() == 0;
-    b.tied_comm = b.bucket->tied.empty() ? nullptr : groups.tied.at(b.bucket->tied);
-    b.divisor = group.divisor > 0 ? group.divisor : b.reduce_comm->size();
-    b.shard_begin = b.shard_comm->rank() * b.bucket->shard_elements;
-    b.shard_end = b.shard_begin + b.bucket->shard_elements;
-    const bool everything = settings.stage == 0;
-    b.state_begin = everything ? 0 : b.shard_begin;
-    b.state_end = everything ? b.bucket->elements : b.shard_end;
-    b.shard_segments = segments_in(*b.bucket, b.shard_begin, b.shard_end);
-    b.state_segments = segments_in(*b.bucket, b.state_begin, b.state_end);
-    size.local_elements += b.bucket->elements;
-    size.shard_elements += b.state_elements();
-    if (b.bucket->fp32_moments) size.shard_elements_fp32_moments += b.state_elements();
-    if (b.tied_comm != nullptr) {
-      size.tied_elements += b.state_elements();
-      size.tied_ranks = std::max(size.tied_ranks, b.tied_comm->size());
-    }
-  }
-  size.buckets = static_cast<std::int64_t>(buckets.size());
-  plan = make_plan(settings, size, options.loss_is_divided);
-  for (BucketState& b : buckets) allocate(b);
-  kept_weights.resize(parameters.size());
-  reset_masters();
-}
-
-void Engine::Impl::allocate(BucketState& b) {
-  const int block = settings.block_size;
-  const std::int64_t n = b.state_elements();
-  const Storage acc = accumulator_storage(settings.accumulation);
-  const bool sharded = settings.accumulation_sharded;
-  const int ranks = b.shard_comm->size();
-  b.accumulator_layout = {acc, settings.error_feedback, sharded ? 1 : ranks, block,
-                          b.bucket->shard_elements};
-  b.staging_layout = {Storage::kFp32, false, ranks, block, b.bucket->shard_elements};
-  b.accumulator = Buffer(allocator, Component::kAccumulator,
-                         static_cast<std::size_t>(b.accumulator_layout.bytes()));
-  const bool fixed = b.tied_comm == nullptr && b.replica_comm == nullptr;
-  b.direct = fixed && (sharded || (ranks == 1 && acc == wire_storage(settings.gradient_wire)));
-  if (!b.direct && (sharded || acc != Storage::kFp32)) {
-    b.reduced =
-        Buffer(allocator, Component::kReducedGradient, static_cast<std::size_t>(n) * sizeof(float));
-  }
-  const DType m = b.bucket->fp32_moments ? DType::kFp32 : settings.exp_avg.value;
-  const DType v = b.bucket->fp32_moments ? DType::kFp32 : settings.exp_avg_sq.value;
-  const auto moment = [&](Component component, DType dtype, Buffer& memory) {
-    memory = Buffer(allocator, component,
-                    static_cast<std::size_t>(stored_bytes(component, dtype, n, block)));
-    const PartLayout layout{moment_storage(dtype), false, 1, block, n};
-    return layout.view(memory.data(), 0);
-  };
-  b.exp_avg = moment(Component::kExpAvg, m, b.exp_avg_memory);
-  b.exp_avg_sq = moment(Component::kExpAvgSq, v, b.exp_avg_sq_memory);
-  b.master_bits = master_bits(settings.master, b.bucket->dtype);
-  b.master = Buffer(allocator, Component::kMaster, static_cast<std::size_t>(n * b.master_bits / 8));
 }
 
 Communicator* Engine::Impl::reduce_comm_of(int parameter) const {

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "src/optim/engine_impl.h"
-#include "src/optim/parallel.h"
 
 namespace zerofp8 {
 // 1 / (divisor * A * loss scales) in float64, rounded once. A = 1 where the trainer divided its
@@ -25,7 +24,7 @@ float* BucketState::reduced_values() {
 void Engine::Impl::start_reduction(BucketState& b) {
   if (b.direct || settings.accumulation_sharded) return;
   b.in_flight =
-      std::make_unique<ReduceScatter>(b.reduce_ranks, *ops, pool, b.accumulator_layout,
+      std::make_unique<ReduceScatter>(b.reduce_ranks, *device, pool, b.accumulator_layout,
                                       b.accumulator.data(), wire_storage(settings.gradient_wire));
 }
 
@@ -39,18 +38,16 @@ void Engine::Impl::send_across_nodes() {
 // Sums the received parts (local accumulator) or decodes the shard (sharded one) into FP32.
 void Engine::Impl::sum_shard(BucketState& b, float factor, float* out) {
   if (b.in_flight) b.in_flight->wait();
+  const PartLayout& layout = b.accumulator_layout;
   for (const Segment& s : b.shard_segments) {
-    const std::uint32_t amax = parallel_blocks(
-        s.padded, b.accumulator_layout.block, options.threads,
-        [&](std::int64_t begin, std::int64_t n) {
-          const std::int64_t at = s.offset + begin;
-          if (b.in_flight) return b.in_flight->sum(at, n, factor, out + at);
-          const View main = b.accumulator_layout.view(b.accumulator.data(), 0, at);
-          const View rest = b.accumulator_layout.residual_view(b.accumulator.data(), 0, at);
-          return ops->decode_sum(&main, rest ? &rest : nullptr, 1, factor, out + at, n,
-                                 b.accumulator_layout.block);
-        });
-    if (not_finite(amax)) states[s.parameter].bad_sum = true;
+    const Summands own{.part = layout.view(b.accumulator.data(), 0, s.offset),
+                       .residual = layout.residual_view(b.accumulator.data(), 0, s.offset)};
+    device->decode_sum({.in = b.in_flight ? b.in_flight->received(s.offset) : own,
+                        .factor = factor,
+                        .out = out + s.offset,
+                        .elements = s.padded,
+                        .block = layout.block,
+                        .amax = words->received(s.parameter)});
   }
   b.in_flight.reset();
 }
@@ -62,18 +59,16 @@ void Engine::Impl::sum_over(BucketState& b, Communicator& comm, std::int64_t ele
   PooledBuffer all = pool.acquire(bytes * static_cast<std::size_t>(comm.size()));
   comm.all_gather({reinterpret_cast<const std::byte*>(values), bytes},
                   {all.data(), bytes * static_cast<std::size_t>(comm.size())},
-                  {.dtype = DType::kFp32, .label = label})
+                  payload_of(DType::kFp32, label))
       ->wait();
-  std::vector<View> parts;
-  for (int r = 0; r < comm.size(); ++r) {
-    parts.push_back({Storage::kFp32, all.as<float>() + r * elements, nullptr});
-  }
-  const int block = b.accumulator_layout.block;
-  parallel_blocks(elements, block, options.threads, [&](std::int64_t begin, std::int64_t n) {
-    std::vector<View> at;
-    for (const View& part : parts) at.push_back(part.at(begin, block));
-    return ops->decode_sum(at.data(), nullptr, comm.size(), factor, values + begin, n, block);
-  });
+  device->decode_sum({.in = {.part = {Storage::kFp32, all.data(), nullptr},
+                             .residual = {},
+                             .count = comm.size(),
+                             .part_bytes = static_cast<std::int64_t>(bytes)},
+                      .factor = factor,
+                      .out = values,
+                      .elements = elements,
+                      .block = b.accumulator_layout.block});
 }
 
 void Engine::Impl::finish_reduction(BucketState& b) {
@@ -96,7 +91,7 @@ void Engine::Impl::finish_reduction(BucketState& b) {
         ->all_gather({reinterpret_cast<const std::byte*>(shard), bytes},
                      {reinterpret_cast<std::byte*>(values),
                       static_cast<std::size_t>(b.state_elements()) * sizeof(float)},
-                     {.dtype = DType::kFp32, .label = "reduced gradient all-gather"})
+                     payload_of(DType::kFp32, "reduced gradient all-gather"))
         ->wait();
   }
   b.gradient = {{Storage::kFp32, values, nullptr}, {}, 1.0f};

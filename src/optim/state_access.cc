@@ -8,34 +8,54 @@
 
 namespace zerofp8 {
 
-void Engine::Impl::decode_state(const BucketState& b, const Segment& s, std::int64_t at,
-                                StateKind kind, float* out) {
+void Engine::Impl::decode_state(BucketState& b, const Segment& s, std::int64_t at, StateKind kind,
+                                float* out) {
   const int block = settings.block_size;
-  std::vector<float> values(static_cast<std::size_t>(s.padded));
+  PooledBuffer values = pool.acquire(static_cast<std::size_t>(s.padded) * sizeof(float));
+  const auto decode = [&](const View& main, const View& residual, float factor) {
+    device->decode_sum({.in = {.part = main, .residual = residual},
+                        .factor = factor,
+                        .out = values.as<float>(),
+                        .elements = s.padded,
+                        .block = block});
+  };
   switch (kind) {
     case StateKind::kGradient: {
-      if (b.gradient.main.codes == nullptr) break;
+      if (b.gradient.main.codes == nullptr) {
+        std::memset(out, 0, static_cast<std::size_t>(s.elements) * sizeof(float));
+        return;
+      }
       const View rest = b.gradient.residual ? b.gradient.residual.at(at, block) : View{};
-      const View main = b.gradient.main.at(at, block);
-      ops->decode_sum(&main, rest ? &rest : nullptr, 1, b.gradient.factor, values.data(), s.padded,
-                      block);
+      decode(b.gradient.main.at(at, block), rest, b.gradient.factor);
       break;
     }
     case StateKind::kMaster:
-      ops->join_master(b.bucket->dtype, weight_of(b, s), b.master_bits,
-                       b.master.data() + at * b.master_bits / 8, values.data(), s.elements);
+      device->join_master({.dtype = b.bucket->dtype,
+                           .weight = weight_of(b, s),
+                           .master_bits = b.master_bits,
+                           .rest = b.master.data() + at * b.master_bits / 8,
+                           .values = values.as<float>(),
+                           .elements = s.elements});
       break;
     case StateKind::kExpAvg:
-      ops->decode(b.exp_avg.at(at, block), values.data(), s.padded, block);
+      decode(b.exp_avg.at(at, block), {}, 1.0f);
       break;
-    case StateKind::kExpAvgSq: {
-      ops->decode(b.exp_avg_sq.at(at, block), values.data(), s.padded, block);
-      if (b.exp_avg_sq.storage == Storage::kFp32) break;
-      for (float& r : values) r *= r;
+    case StateKind::kExpAvgSq:
+      decode(b.exp_avg_sq.at(at, block), {}, 1.0f);
       break;
-    }
   }
-  std::memcpy(out, values.data(), static_cast<std::size_t>(s.elements) * sizeof(float));
+  device->download(out, values.data(), static_cast<std::size_t>(s.elements) * sizeof(float));
+  if (kind != StateKind::kExpAvgSq || b.exp_avg_sq.storage == Storage::kFp32) return;
+  for (std::int64_t i = 0; i < s.elements; ++i) out[i] *= out[i];
+}
+
+// The bytes themselves where the host can read them, else a copy in `memory`.
+std::span<const std::byte> Engine::Impl::on_host(std::span<const std::byte> data,
+                                                 std::vector<std::byte>& memory) {
+  if (device->is_host()) return data;
+  memory.resize(data.size());
+  device->download(memory.data(), data.data(), data.size());
+  return memory;
 }
 
 std::vector<float> Engine::Impl::full_state(int parameter, StateKind kind) {
@@ -45,7 +65,7 @@ std::vector<float> Engine::Impl::full_state(int parameter, StateKind kind) {
   std::vector<float> values(static_cast<std::size_t>(parameters[parameter].spec.numel()));
   const Partition::Home home = partition.homes[parameter];
   if (home.bucket < 0) return values;
-  const BucketState& b = buckets[home.bucket];
+  BucketState& b = buckets[home.bucket];
   // Each element from one owner only, so that adding integers (zeros elsewhere) copies bits.
   if (b.first_replica) {
     for (const Segment& s : b.shard_segments) {

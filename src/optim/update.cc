@@ -2,13 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 
 #include "src/optim/adam_scalars.h"
 #include "src/optim/engine_impl.h"
-#include "src/optim/parallel.h"
 #include "zerofp8/error.h"
 #include "zerofp8/random.h"
 
@@ -21,12 +18,6 @@ constexpr float kMaxFp16 = 65504.0f;
 
 // The square of a larger gradient is infinite in FP32, and so would the second moment be, for good.
 constexpr double kMaxGradient = 1.8e19;
-
-float from_bits(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
 
 Rounding exp_avg_rounding(Storage storage, double beta1) {
   // Above this beta1, a moment that is rounded to nearest stalls (docs/numerics.md, "First
@@ -46,26 +37,24 @@ AdamScalars Engine::Impl::scalars_for(const BucketState& b, int parameter) const
   return s;
 }
 
-std::uint32_t Engine::Impl::run_adam(BucketState& b, const Segment& segment, std::int64_t begin,
-                                     std::int64_t elements, void* weight,
-                                     const AdamScalars& scalars, bool commit) {
-  const std::int64_t at = segment.offset + begin;  // in the state range
+void Engine::Impl::adam_segment(BucketState& b, const Segment& segment, bool commit) {
+  const std::int64_t at = segment.offset;  // in the state range
   const int block = settings.block_size;
   const ParameterState& state = states[segment.parameter];
   AdamArgs args;
-  args.elements = elements;
+  args.elements = segment.padded;
   args.block = block;
   args.grad = b.gradient.main.at(at, block);
   if (b.gradient.residual) args.grad_residual = b.gradient.residual.at(at, block);
   args.exp_avg = b.exp_avg.at(at, block);
   args.exp_avg_sq = b.exp_avg_sq.at(at, block);
   args.weight_dtype = b.bucket->dtype;
-  args.weight = weight;
+  args.weight = weight_of(b, segment);
   args.master_bits = b.master_bits;
   args.master = b.master.data() + at * b.master_bits / 8;
-  args.scalars = scalars;
+  args.scalars = scalars_for(b, segment.parameter);
   args.exp_avg_rounding = exp_avg_rounding(b.exp_avg.storage, hyper[b.bucket->group].beta1);
-  const auto offset = static_cast<std::uint64_t>(segment.parameter_offset + begin);
+  const auto offset = static_cast<std::uint64_t>(segment.parameter_offset);
   RandomKeyInput key{.seed = settings.seed,
                      .step = static_cast<std::uint64_t>(applied),
                      .purpose = Purpose::kMoments,
@@ -74,41 +63,18 @@ std::uint32_t Engine::Impl::run_adam(BucketState& b, const Segment& segment, std
   key.purpose = Purpose::kWeight;
   args.weights = {random_key(key), offset};
   args.commit = commit;
-  return ops->adam(args);
+  std::uint32_t* largest = commit ? words->weight() : words->next_weight();
+  device->adam({.args = args,
+                .weight_elements = segment.elements,
+                .amax = b.bucket->dtype == DType::kFp16 ? largest : nullptr});
 }
 
-std::uint32_t Engine::Impl::adam_segment(BucketState& b, const Segment& segment, bool commit) {
-  const AdamScalars scalars = scalars_for(b, segment.parameter);
-  const int block = settings.block_size;
-  const int bytes = bytes_of(b.bucket->dtype);
-  const std::int64_t whole = segment.elements / block * block;
-  std::byte* weight = weight_of(b, segment);
-  std::uint32_t max_bits =
-      parallel_blocks(whole, block, options.threads, [&](std::int64_t begin, std::int64_t n) {
-        return run_adam(b, segment, begin, n, weight + begin * bytes, scalars, commit);
-      });
-  if (segment.elements > whole) {  // the parameter's last, partial block
-    alignas(64) std::array<std::byte, 256 * 4> padded{};
-    const auto tail = static_cast<std::size_t>((segment.elements - whole) * bytes);
-    std::memcpy(padded.data(), weight + whole * bytes, tail);
-    max_bits =
-        std::max(max_bits, run_adam(b, segment, whole, block, padded.data(), scalars, commit));
-    if (commit) std::memcpy(weight + whole * bytes, padded.data(), tail);
-  }
-  return max_bits;
-}
-
-// Returns max |new weight| over this rank's fp16 weights.
-float Engine::Impl::update_weights(bool commit) {
-  std::uint32_t max_bits = 0;
+void Engine::Impl::update_weights(bool commit) {
   for (BucketState& b : buckets) {
     for (const Segment& segment : b.state_segments) {
-      if (!states[segment.parameter].used_anywhere) continue;
-      const std::uint32_t bits = adam_segment(b, segment, commit);
-      if (b.bucket->dtype == DType::kFp16) max_bits = std::max(max_bits, bits);
+      if (states[segment.parameter].used_anywhere) adam_segment(b, segment, commit);
     }
   }
-  return from_bits(max_bits);
 }
 
 // fp16 only: an update that would leave the range of fp16 is a skip on all ranks. The pass that
@@ -119,7 +85,7 @@ bool Engine::Impl::weights_would_overflow() {
                                [](const Parameter& p) { return p.spec.dtype == DType::kFp16; });
   std::int32_t overflow = 0;
   if (any) {
-    const double bound = max_weight;
+    const double bound = words->largest_weight();  // before this step
     double largest = 0;
     for (const BucketState& b : buckets) {
       if (b.bucket->dtype != DType::kFp16) continue;
@@ -132,8 +98,10 @@ bool Engine::Impl::weights_would_overflow() {
                                         std::fabs(h.lr * h.weight_decay) * bound);
       }
     }
-    if (bound + largest * 1.01 > kMaxFp16 * 0.99) {
-      overflow = !(update_weights(false) <= kMaxFp16);  // NaN counts
+    if (!(bound + largest * 1.01 <= kMaxFp16 * 0.99)) {
+      update_weights(false);
+      words->fetch();
+      overflow = !(words->largest_next_weight() <= kMaxFp16);  // NaN counts
     }
   }
   return overflow != 0;
@@ -158,7 +126,7 @@ void Engine::Impl::gather_weights(BucketState& b) {
       std::byte* weight = weight_of(b, s);
       std::byte* packed = memory + s.offset * bytes;
       const auto size = static_cast<std::size_t>(s.elements * bytes);
-      pack ? std::memcpy(packed, weight, size) : std::memcpy(weight, packed, size);
+      pack ? device->copy(packed, weight, size) : device->copy(weight, packed, size);
     }
   };
   for (std::int64_t begin = 0; begin < shard; begin += slice) {
@@ -167,11 +135,11 @@ void Engine::Impl::gather_weights(BucketState& b) {
     const int me = b.shard_comm->rank();
     PooledBuffer all = pool.acquire(part * static_cast<std::size_t>(ranks));
     std::byte* own = all.data() + part * static_cast<std::size_t>(me);
-    std::memset(own, 0, part);
+    device->zero(own, part);
     copy(me, begin, n, own, true);
     b.shard_comm
         ->all_gather({own, part}, {all.data(), part * static_cast<std::size_t>(ranks)},
-                     {.dtype = b.bucket->dtype, .label = "weight all-gather"})
+                     payload_of(b.bucket->dtype, "weight all-gather"))
         ->wait();
     for (int r = 0; r < ranks; ++r) {
       if (r != me) copy(r, begin, n, all.data() + part * static_cast<std::size_t>(r), false);
@@ -199,7 +167,7 @@ bool Engine::Impl::apply(StepReport& report) {
     throw;
   }
   report.clip_coefficient = static_cast<float>(agreed.clip);
-  max_weight = std::max(max_weight, update_weights(true));
+  update_weights(true);
   for (BucketState& b : buckets) gather_weights(b);
   keep_weights();
   return true;

@@ -1,10 +1,6 @@
 // Weights that were written from outside, and the masters that have to follow them.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
 #include "src/optim/engine_impl.h"
 #include "zerofp8/error.h"
 
@@ -15,22 +11,23 @@ std::byte* Engine::Impl::weight_of(const BucketState& b, const Segment& s) const
          s.parameter_offset * bytes_of(b.bucket->dtype);
 }
 
-// The masters of elements [begin, begin + n) of a segment become what the weights are.
-void Engine::Impl::reset_masters(BucketState& b, const Segment& s, std::int64_t begin,
-                                 std::int64_t n) {
-  std::byte* master = b.master.data() + (s.offset + begin) * b.master_bits / 8;
+// The masters of a segment become what the weights are.
+void Engine::Impl::reset_masters(BucketState& b, const Segment& s) {
+  std::byte* master = b.master.data() + s.offset * b.master_bits / 8;
   if (b.master_bits == 32) {
-    const std::byte* weight = weight_of(b, s) + begin * bytes_of(b.bucket->dtype);
-    ops->join_master(b.bucket->dtype, weight, 0, nullptr, reinterpret_cast<float*>(master), n);
+    device->join_master({.dtype = b.bucket->dtype,
+                         .weight = weight_of(b, s),
+                         .values = reinterpret_cast<float*>(master),
+                         .elements = s.elements});
   } else {  // remainder bits
-    std::memset(master, 0, static_cast<std::size_t>(n * b.master_bits / 8));
+    device->zero(master, static_cast<std::size_t>(s.elements * b.master_bits / 8));
   }
 }
 
 void Engine::Impl::reset_masters() {
   for (BucketState& b : buckets) {
     if (b.master_bits == 0) continue;
-    for (const Segment& s : b.state_segments) reset_masters(b, s, 0, s.elements);
+    for (const Segment& s : b.state_segments) reset_masters(b, s);
   }
   keep_weights();
   scan_fp16_weights();
@@ -49,20 +46,22 @@ void Engine::Impl::weight_changed(int parameter) {
   const auto bytes = static_cast<std::size_t>(bytes_of(b.bucket->dtype));
   for (const Segment& s : b.state_segments) {
     if (s.parameter != parameter) continue;
-    max_weight = std::max(max_weight, largest_fp16_weight(b, s));
+    note_fp16_weights(b, s);
     if (b.master_bits == 0) continue;
     Buffer& kept = kept_weights[parameter];
-    const std::byte* now = weight_of(b, s);
     if (kept.data() == nullptr) {
-      kept = Buffer(allocator, Component::kTransient, static_cast<std::size_t>(s.elements) * bytes);
-      reset_masters(b, s, 0, s.elements);
+      const std::size_t size = static_cast<std::size_t>(s.elements) * bytes;
+      kept = Buffer(device->allocator(), Component::kTransient, size);
+      reset_masters(b, s);
+      device->copy(kept.data(), weight_of(b, s), size);
     } else {
-      for (std::int64_t i = 0; i < s.elements; ++i) {
-        const auto at = static_cast<std::size_t>(i) * bytes;
-        if (std::memcmp(now + at, kept.data() + at, bytes) != 0) reset_masters(b, s, i, 1);
-      }
+      device->follow_weights({.dtype = b.bucket->dtype,
+                              .weight = weight_of(b, s),
+                              .kept = kept.data(),
+                              .master_bits = b.master_bits,
+                              .master = b.master.data() + s.offset * b.master_bits / 8,
+                              .elements = s.elements});
     }
-    std::memcpy(kept.data(), now, static_cast<std::size_t>(s.elements) * bytes);
   }
   if (b.master_bits != 0 && !told_of_writes && data_rank() == 0) {
     told_of_writes = true;
@@ -79,29 +78,28 @@ void Engine::Impl::keep_weights() {
     for (const Segment& s : b.state_segments) {
       Buffer& kept = kept_weights[s.parameter];
       if (kept.data() == nullptr) continue;
-      std::memcpy(kept.data(), weight_of(b, s),
-                  static_cast<std::size_t>(s.elements * bytes_of(b.bucket->dtype)));
+      device->copy(kept.data(), weight_of(b, s),
+                   static_cast<std::size_t>(s.elements * bytes_of(b.bucket->dtype)));
     }
   }
 }
 
-// max |w| of a segment of fp16 weights; 0 for other dtypes.
-float Engine::Impl::largest_fp16_weight(const BucketState& b, const Segment& s) const {
-  if (b.bucket->dtype != DType::kFp16) return 0;
-  std::vector<float> values(static_cast<std::size_t>(s.elements));
-  ops->join_master(DType::kFp16, weight_of(b, s), 0, nullptr, values.data(), s.elements);
-  float largest = 0;
-  for (const float x : values) largest = std::max(largest, std::abs(x));
-  return largest;
+// max |w| of a segment, into the word of the largest; other dtypes than fp16 have no need of it.
+void Engine::Impl::note_fp16_weights(const BucketState& b, const Segment& s) {
+  if (b.bucket->dtype != DType::kFp16) return;
+  PooledBuffer values = pool.acquire(static_cast<std::size_t>(s.elements) * sizeof(float));
+  device->join_master({.dtype = DType::kFp16,
+                       .weight = weight_of(b, s),
+                       .values = values.as<float>(),
+                       .elements = s.elements,
+                       .amax = words->weight()});
 }
 
 // max |w| of this rank's fp16 weights: where the bound on overflow starts from.
 void Engine::Impl::scan_fp16_weights() {
-  max_weight = 0;
+  words->forget_weights();
   for (const BucketState& b : buckets) {
-    for (const Segment& s : b.state_segments) {
-      max_weight = std::max(max_weight, largest_fp16_weight(b, s));
-    }
+    for (const Segment& s : b.state_segments) note_fp16_weights(b, s);
   }
 }
 

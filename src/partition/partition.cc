@@ -43,7 +43,7 @@ void append(Bucket& bucket, int parameter, std::int64_t elements, int block) {
   bucket.elements += padded;
 }
 
-// Pads the bucket to the same whole number of blocks on every rank.
+// Pads the bucket to the same whole number of groups of blocks on every rank.
 void finish(Bucket& bucket, const PartitionOptions& options) {
   bucket.shard_ranks = options.shard_ranks;
   if (!bucket.reduce_group.empty()) {
@@ -54,7 +54,7 @@ void finish(Bucket& bucket, const PartitionOptions& options) {
     }
     bucket.shard_ranks = found->second;
   }
-  const std::int64_t unit = std::int64_t{bucket.shard_ranks} * options.block_size;
+  const std::int64_t unit = std::int64_t{bucket.shard_ranks} * options.block_size * kShardBlocks;
   bucket.elements = round_up(bucket.elements, unit);
   bucket.shard_elements = bucket.elements / bucket.shard_ranks;
 }

@@ -1,6 +1,9 @@
-// A rank's memory and kernels on one device, behind one face: what runs on CUDA, and what tests run
-// on the host in its place. Calls are queued in order and return at once; only download() and
-// synchronize() wait.
+// A rank's memory and kernels on one device, behind one face: the CPU's cores, a CUDA device, and
+// what tests run on the host in a device's place. Calls are queued in order and return at once;
+// only download() and synchronize() wait.
+//
+//   std::shared_ptr<Device> gpu = make_cuda_device(0);
+//   Engine engine(settings, parameters, groups, {.device = gpu});   // weights are in its memory
 //
 // Buffers of the engine (accumulators, moments, masters, messages) are padded to whole blocks and
 // 16-byte aligned; what belongs to the caller (gradients, weights) holds `elements` numbers,
@@ -14,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "zerofp8/buffer.h"
@@ -21,32 +25,41 @@
 
 namespace zerofp8 {
 
-// out = encode(decode(in) + decode(residual)); `in` may be the caller's. Plain storages convert.
-struct RecodeArgs {
-  View in, residual, out;
-  std::int64_t elements = 0;
-  int block = 128;
-  Rounding rounding = Rounding::kNearest;
-  RandomStream stream;
-  std::uint32_t* amax = nullptr;
-};
-
-// As Ops::accumulate; `gradient` is the caller's.
-struct AccumulateArgs {
-  View acc, residual, gradient;
-  std::int64_t elements = 0;
-  int block = 128;
-  Rounding rounding = Rounding::kNearest;
-  RandomStream stream;
-  std::uint32_t* amax = nullptr;
-};
-
-// As Ops::decode_sum; part k lies `k * part_bytes` behind the first one, its scales and its
-// residual, too.
-struct DecodeSumArgs {
+// decode(part 0) + decode(residual 0), then + part 1 (+ residual 1), ...: added in FP32 in that
+// order. Part k lies `k * part_bytes` behind the first one, its scales and its residual, too.
+struct Summands {
   View part, residual;
   int count = 1;
-  std::int64_t part_bytes = 0;
+  std::int64_t part_bytes = 0;  // a multiple of 16
+  explicit operator bool() const { return static_cast<bool>(part); }
+};
+
+// out = encode(in); `in` and `out` may be the caller's if there is one summand. Plain storages
+// convert.
+struct RecodeArgs {
+  Summands in;
+  View out;
+  std::int64_t elements = 0;
+  int block = 128;
+  Rounding rounding = Rounding::kNearest;
+  RandomStream stream;
+  std::uint32_t* amax = nullptr;
+};
+
+// As Ops::accumulate: adds the caller's `gradient`, or else the engine's `sum` (whole blocks).
+struct AccumulateArgs {
+  View acc, residual, gradient;
+  Summands sum;
+  std::int64_t elements = 0;
+  int block = 128;
+  Rounding rounding = Rounding::kNearest;
+  RandomStream stream;
+  std::uint32_t* amax = nullptr;
+};
+
+// out = factor * in, as Ops::decode_sum.
+struct DecodeSumArgs {
+  Summands in;
   float factor = 1.0f;
   float* out = nullptr;
   std::int64_t elements = 0;  // whole blocks
@@ -55,8 +68,8 @@ struct DecodeSumArgs {
 };
 
 // Adds the squares of (decode(x) + decode(residual)) * factor to an exact sum; each block is summed
-// as in Ops::sum_squares. Blocks that are not finite add nothing. limbs: ExactLimbs::kWords words,
-// see exact_limbs.h.
+// as in Ops::sum_squares. Blocks that are not finite add nothing. limbs: ExactLimbs::kWords words
+// of kernels/exact_limbs.h, zeroed before the first sum.
 struct SquaresArgs {
   View x, residual;
   float factor = 1.0f;
@@ -84,11 +97,31 @@ struct MasterArgs {
   std::uint32_t* amax = nullptr;
 };
 
+// Where the bits of a 16-bit weight are not the kept ones, its master becomes what the weight is
+// (remainder bits: 0) and the kept one follows.
+struct FollowArgs {
+  DType dtype = DType::kBf16;
+  const void* weight = nullptr;
+  void* kept = nullptr;
+  int master_bits = 0;
+  void* master = nullptr;
+  std::int64_t elements = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;  // "cuda:0"
-  virtual Allocator& allocator() = 0;    // of device memory
+  virtual std::string name() const = 0;     // "cpu", "cuda:0"
+  virtual Allocator& allocator() = 0;       // of device memory
+  virtual Allocator& host_allocator() = 0;  // of host memory that copies are fast to and from
+  // Whether the program can read and write the memory by itself, too.
+  virtual bool is_host() const = 0;
+  // What kernels and copies are queued on: a cudaStream_t; null for the default one and on hosts.
+  virtual void* stream() const = 0;
+  // Of its memory; nullopt where that is not known.
+  virtual std::optional<std::size_t> free_bytes() const = 0;
+  // What is wrong with memory that is handed to kernels, as "is in host memory"; empty: nothing.
+  virtual std::string fault_of(const void* data) const = 0;
 
   virtual void zero(void* data, std::size_t bytes) = 0;
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
@@ -103,7 +136,12 @@ class Device {
   virtual void adam(const AdamLaunch& args) = 0;
   virtual void split_master(const MasterArgs& args) = 0;
   virtual void join_master(const MasterArgs& args) = 0;
+  virtual void follow_weights(const FollowArgs& args) = 0;
 };
+
+// The CPU: its best instruction set (see cpu_ops()), `threads` threads of the caller's OpenMP pool.
+// The number of threads never changes bits.
+std::unique_ptr<Device> make_cpu_device(int threads = 1);
 
 // Why CUDA cannot be used here, as a sentence for people; empty if it can. `index`: the CUDA
 // device.
