@@ -11,6 +11,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/this_process.h"
+#include "zerofp8/device.h"
 #include "zerofp8/engine.h"
 #include "zerofp8/error.h"
 
@@ -37,6 +38,7 @@ struct EngineArguments {
   std::map<std::string, std::pair<SharedComm, double>> reduce;
   bool loss_is_divided = false;
   int threads = 1;
+  std::shared_ptr<Device> device;
 };
 
 // An engine and the communicators that must outlive it.
@@ -58,7 +60,8 @@ class PyEngine {
     const py::gil_scoped_release release;
     engine_ = of_this_process(std::make_unique<Engine>(
         a.settings, std::move(a.parameters), groups,
-        EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads, std::move(log)}));
+        EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads, std::move(a.device),
+                      std::move(log)}));
   }
 
   Engine& engine() {
@@ -161,11 +164,40 @@ void bind_state(py::class_<PyEngine>& engine) {
            [](PyEngine& e) {
              py::list list;
              for (const StatePiece& p : e.engine().state_pieces()) {
-               list.append(py::make_tuple(p.parameter, p.name, p.dtype,
-                                          reinterpret_cast<std::uintptr_t>(p.bytes.data()),
-                                          p.bytes.size()));
+               list.append(py::make_tuple(p.parameter, p.name, p.dtype, p.bytes.size()));
              }
              return list;
+           })
+      // In the order of state_pieces.
+      .def("read_pieces",
+           [](PyEngine& e) {
+             py::list list;
+             for (const StatePiece& p : e.engine().state_pieces()) {
+               std::string bytes(p.bytes.size(), '\0');
+               e.engine().read_piece(p, bytes.data());
+               list.append(py::bytes(bytes));
+             }
+             return list;
+           })
+      .def("write_pieces",
+           [](PyEngine& e, const std::vector<py::buffer>& values) {
+             const std::vector<StatePiece> pieces = e.engine().state_pieces();
+             std::vector<py::buffer_info> views;
+             for (const py::buffer& value : values) views.push_back(value.request());
+             if (views.size() != pieces.size()) {
+               throw ArgumentError(fmt::format("write_pieces: given {} pieces; allowed: {}",
+                                               views.size(), pieces.size()));
+             }
+             for (std::size_t i = 0; i < pieces.size(); ++i) {
+               const auto size = static_cast<std::size_t>(views[i].size * views[i].itemsize);
+               if (size != pieces[i].bytes.size()) {
+                 throw ArgumentError(fmt::format("write_pieces: piece {} has {} bytes; allowed: {}",
+                                                 i, size, pieces[i].bytes.size()));
+               }
+             }
+             for (std::size_t i = 0; i < pieces.size(); ++i) {
+               e.engine().write_piece(pieces[i], views[i].ptr);
+             }
            })
       .def("counters",
            [](PyEngine& e) {
@@ -208,27 +240,43 @@ void bind_plan(py::class_<PyEngine>& engine) {
 
 }  // namespace
 
+void bind_device(py::module_& m) {
+  py::class_<Device, std::shared_ptr<Device>>(
+      m, "Device", "Where an engine's state and kernels are; for one engine.")
+      .def_property_readonly("name", &Device::name)
+      .def("synchronize", &Device::synchronize, Release());
+  m.def(
+      "cuda_device",
+      [](int index, std::uintptr_t stream) -> std::shared_ptr<Device> {
+        return make_cuda_device(index, reinterpret_cast<void*>(stream));
+      },
+      py::arg("index"), py::arg("stream"));
+  m.def("why_no_cuda", &why_no_cuda, py::arg("index") = 0);
+}
+
 void bind_engine(py::module_& m) {
   bind_parameter(m);
   bind_report(m);
+  bind_device(m);
   py::class_<PyEngine> engine(m, "Engine");
   engine
       .def(py::init([](const Settings& settings, std::vector<Parameter> parameters,
                        std::vector<AdamOptions> groups, SharedComm data, SharedComm model,
                        std::map<std::string, SharedComm> tied,
                        std::map<std::string, std::pair<SharedComm, double>> reduce,
-                       bool loss_is_divided, int threads,
+                       bool loss_is_divided, int threads, std::shared_ptr<Device> device,
                        std::function<void(const std::string&)> log) {
              return std::make_unique<PyEngine>(
                  EngineArguments{settings, std::move(parameters), std::move(groups),
                                  std::move(data), std::move(model), std::move(tied),
-                                 std::move(reduce), loss_is_divided, threads},
+                                 std::move(reduce), loss_is_divided, threads, std::move(device)},
                  std::move(log));
            }),
            py::arg("settings"), py::arg("parameters"), py::arg("groups"), py::arg("data"),
            py::arg("model") = nullptr, py::arg("tied") = std::map<std::string, SharedComm>{},
            py::arg("reduce") = std::map<std::string, std::pair<SharedComm, double>>{},
-           py::arg("loss_is_divided") = false, py::arg("threads") = 1, py::arg("log") = nullptr)
+           py::arg("loss_is_divided") = false, py::arg("threads") = 1, py::arg("device") = nullptr,
+           py::arg("log") = nullptr)
       .def("close", &PyEngine::close, Release())
       .def(
           "add_gradient",

@@ -1,7 +1,5 @@
 """``state_dict`` and ``load_state_dict``: this rank's shard as tensors of bytes."""
 
-import ctypes
-
 import torch
 
 from . import reduce_groups
@@ -27,8 +25,8 @@ def state_dict(optimizer):
     index = {id(n.parameter): i for i, n in enumerate(parameters)}
     counters = engine.counters()
     states = {i: {"step": torch.tensor(float(t))} for i, t in enumerate(counters["steps"])}
-    for parameter, name, dtype, pointer, size in engine.state_pieces():
-        states[parameter][name] = _copy_out(pointer, size)
+    for (parameter, name, _, _), data in zip(engine.state_pieces(), engine.read_pieces()):
+        states[parameter][name] = _as_tensor(data)
     groups = [{**{k: v for k, v in g.items() if k not in _OF_THE_LAYOUT},
                "params": [index[id(p)] for p in g["params"]]} for g in optimizer.param_groups]
     return {"state": states, "param_groups": groups,
@@ -48,7 +46,7 @@ def load_state_dict(optimizer, saved):
                 "a state_dict is for the same ranks and settings: use save() and load() to change "
                 "the number of ranks")
     pieces = optimizer._engine.state_pieces()
-    for parameter, name, dtype, pointer, size in pieces:
+    for parameter, name, _, size in pieces:
         found = saved["state"].get(parameter, {}).get(name)
         if found is None or found.dtype != torch.uint8 or found.numel() != size:
             shown = ("is missing" if found is None else
@@ -59,8 +57,9 @@ def load_state_dict(optimizer, saved):
     if len(saved["param_groups"]) != len(optimizer.param_groups):
         raise CheckpointError(f"state_dict: {len(saved['param_groups'])} parameter groups, here "
                               f"{len(optimizer.param_groups)}")
-    for parameter, name, dtype, pointer, size in pieces:
-        _copy_in(saved["state"][parameter][name], pointer, size)
+    optimizer._engine.write_pieces(
+        [saved["state"][parameter][name].cpu().contiguous().numpy()
+         for parameter, name, _, _ in pieces])
     optimizer._engine.restore_counters(ours["counters"])
     optimizer._watch.loaded(ours["weights"])
     for group, theirs in zip(optimizer.param_groups, saved["param_groups"]):
@@ -87,13 +86,7 @@ def pull_groups(engine, groups):
                 group[key] = value
 
 
-def _copy_out(pointer, size):
-    if size == 0:
+def _as_tensor(data):
+    if not data:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(ctypes.string_at(pointer, size)), dtype=torch.uint8)
-
-
-def _copy_in(tensor, pointer, size):
-    if size:
-        tensor = tensor.cpu().contiguous()
-        ctypes.memmove(pointer, tensor.data_ptr(), size)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
