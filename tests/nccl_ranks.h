@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/comm_checks.h"
 #include "tests/fake_nccl.h"
 #include "tests/thread_ranks.h"
 #include "zerofp8/communicator.h"
@@ -28,13 +31,21 @@ class NcclTest : public testing::Test {
     EXPECT_EQ(live_comms(), 0);
     EXPECT_EQ(live_streams(), 0);
     EXPECT_EQ(live_events(), 0);
+    kept_.clear();
     alarm(0);
+  }
+  // Zeros that live as long as the test: after a failure streams may still be busy with buffers.
+  Bytes& keep(std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    return kept_.emplace_back(bytes);
   }
   void expect_mismatches(int kernels) { expected_mismatches_ = kernels; }
 
  private:
   const int mismatched_ = mismatched_calls();
   int expected_mismatches_ = 0;
+  std::mutex mutex_;
+  std::deque<Bytes> kept_;
 };
 
 // Rank r has device r. The communicators are made all at once, which is collective.

@@ -100,7 +100,7 @@ void check_stream_order(Communicator& comm, bool wait) {
     const Bytes fill = all_to_all_send(comm, kPart, round);
     enqueue(stream.get(), [&, fill] {
       std::this_thread::sleep_for(milliseconds(2));
-      send = fill;
+      std::copy(fill.begin(), fill.end(), send.begin());
     });
     std::unique_ptr<Work> work = comm.all_to_all(send, recv, {.stream = stream.get()});
     if (wait) work->wait();
@@ -146,7 +146,7 @@ TEST_F(NcclTest, BroadcastInStreamOrder) {
     const Bytes expected = pattern_bytes(1, 0, data.size());
     enqueue(stream.get(), [&] {
       std::this_thread::sleep_for(milliseconds(5));
-      if (comm.rank() == 1) data = expected;
+      if (comm.rank() == 1) std::copy(expected.begin(), expected.end(), data.begin());
     });
     comm.broadcast(data, 1, {.stream = stream.get()})->wait();
     enqueue(stream.get(), [&] { seen = data; });

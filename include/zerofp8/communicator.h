@@ -142,9 +142,10 @@ bool built_with_mpi();
 // tells whether the device has got there.
 // A failure is therefore thrown by wait() only if it is known by then, otherwise by the next call
 // of any kind on the communicator, control calls, too; what the stream has consumed since is not
-// valid. The time-out counts from when a call is the oldest one queued, with what its stream has to
-// do before it. A call may block the host while NCCL connects ranks that exchange for the first
-// time. Sizes and labels are compared only when a call has timed out.
+// valid, and buffers may be in use until the device is synchronised. The time-out counts from when
+// a call is the oldest one queued, with what its stream has to do before it. A call may block the
+// host while NCCL connects ranks that exchange for the first time. Sizes and labels are compared
+// only when a call has timed out.
 //
 // A communicator and those split from it share a stream: calls on all of them must be made in one
 // order that all ranks keep, from one thread at a time. Closing one waits for what it has queued,

@@ -55,12 +55,11 @@ Event::~Event() {
   if (code != cudaSuccess) log(fmt::format("cudaEventDestroy: {}", cudaGetErrorString(code)));
 }
 
-// The device counts also where the stream is nullptr: each device has a default stream.
 void Event::record(cudaStream_t stream) {
-  const Selected selected(device_);
   check(cudaEventRecord(event_, stream), "cudaEventRecord");
 }
 
+// Each device has a default stream: nullptr is the one of the device that is selected.
 void Event::hold_back(cudaStream_t stream) const {
   const Selected selected(device_);
   check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");

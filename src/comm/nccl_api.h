@@ -52,7 +52,7 @@ class Event {
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  void record(cudaStream_t stream);
+  void record(cudaStream_t stream);           // with the device selected, if it is nullptr
   void hold_back(cudaStream_t stream) const;  // until what was recorded has happened
   bool happened() const;
 

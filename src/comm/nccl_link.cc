@@ -102,11 +102,11 @@ Failure NcclLink::find_reason(const NcclCall& call) {
       return {fmt::format("{}; the other ranks cannot be asked why: {}", timed_out, error.what()),
               {}};
     }
-    return {fmt::format("{}: nothing has come from {}, which within {} s did not say what is being "
-                        "waited for. Such a rank has ended, hangs or makes no call, or makes calls "
-                        "of several communicators in another order; if it is only slow, set a "
-                        "longer time-out. [{}]",
-                        timed_out, list_ranks(error.absent_ranks()), seconds(wait), error.what()),
+    return {fmt::format("{}: nothing has come from {}, also not what is being waited for there "
+                        "({}). Such a rank has ended, hangs or makes no call, or makes calls of "
+                        "several communicators in another order; if it is only slow, set a longer "
+                        "time-out",
+                        timed_out, list_ranks(error.absent_ranks()), error.what()),
             error.absent_ranks()};
   }
 }
