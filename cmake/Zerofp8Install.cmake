@@ -13,3 +13,6 @@ configure_package_config_file(cmake/zerofp8Config.cmake.in zerofp8Config.cmake
 write_basic_package_version_file(zerofp8ConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/zerofp8Config.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/zerofp8ConfigVersion.cmake DESTINATION ${zerofp8_package_dir})
+if(ZEROFP8_WITH_NCCL)
+  install(FILES cmake/FindNCCL.cmake DESTINATION ${zerofp8_package_dir})
+endif()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds that users may want besides release: without MPI, with CUDA, kernels with clang, with benchmarks. Each runs a few
-# tests; CUDA's need no GPU: its kernels are compiled for each architecture and read (registers, spills, precision).
+# Builds that users may want besides release: without MPI, with CUDA and NCCL, kernels with clang, with benchmarks. Each runs a few
+# tests; CUDA's need no GPU: its kernels are compiled for each architecture and read (registers, spills, precision), and NCCL is a stand-in.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 build() {  # name, target list, cmake arguments...
@@ -30,7 +30,15 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
     preset "$name" "device_test isa_test zerofp8_cli" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP"
     ctest --test-dir "build/$name" --output-on-failure -L '^(device|isa)_test'
     ctest --test-dir "build/$name" --no-tests=error -V -R '^cuda_object$'
+    if grep -q '^NCCL_LIBRARY:FILEPATH=/' "build/$name/CMakeCache.txt"; then
+      cmake --build "build/$name" --target nccl_test
+      ctest --test-dir "build/$name" --no-tests=error --output-on-failure -L '^nccl_test'
+    else
+      echo "NCCL is not installed: its communicator was left out of $name"
+    fi
   done
+  preset cuda-no-nccl "device_test zerofp8_cli"
+  ctest --test-dir build/cuda-no-nccl --output-on-failure -L '^device_test'
 else
   echo "nvcc is not installed: the builds with CUDA were left out"
 fi

@@ -3,6 +3,16 @@ zerofp8_test(comm_fault_test zerofp8_comm)
 zerofp8_test(comm_mismatch_test zerofp8_comm)
 zerofp8_test(launch_env_test zerofp8_comm)
 zerofp8_test(two_level_test zerofp8_comm)
+if(ZEROFP8_WITH_NCCL)
+  # The communicator's own files beside stand-ins for the CUDA runtime and NCCL, which take the place of the libraries
+  # when it is linked: no GPU is needed.
+  zerofp8_test(nccl_test zerofp8_comm)
+  foreach(file IN ITEMS api collectives communicator link start watchdog)
+    target_sources(nccl_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm/nccl_${file}.cc)
+  endforeach()
+  target_sources(nccl_test PRIVATE nccl_fault_test.cc fake_cuda.cc fake_nccl.cc)
+  target_link_libraries(nccl_test PRIVATE NCCL::NCCL CUDA::cudart_static)
+endif()
 
 # How MPI tests are started: also as root and with more ranks than cores, as in containers. mpirun ends its
 # ranks by itself before CTest would end mpirun alone.

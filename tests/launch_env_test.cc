@@ -135,6 +135,13 @@ TEST(Launch, BuildWithoutMpiSaysSo) {
   expect_contains(text, "-DZEROFP8_WITH_MPI=ON");
 }
 
+TEST(Launch, BuildWithoutNcclSaysSo) {
+  if (built_with_nccl()) GTEST_SKIP() << "this build has NCCL";
+  const std::string text = message_of([] { make_nccl_communicator(make_self_communicator(), 0); });
+  expect_contains(text, "built without NCCL");
+  expect_contains(text, "-DZEROFP8_WITH_NCCL=ON");
+}
+
 TEST(Launch, BadValuesNameTheVariable) {
   for (const char* value : {"abc", "-1", "4x", "1.5", "99999999999", " 4"}) {
     Variables variables = kTorchrun;

@@ -8,7 +8,8 @@
 // Calls on one communicator are executed in the order in which they were made, which must be the
 // same on every rank: kinds, sizes, dtypes and labels are compared, and a difference is a CommError
 // on all ranks that tells both sides. Different communicators may be used at the same time, in any
-// order. Buffers must stay alive and untouched until wait() returns.
+// order. Buffers must stay alive and untouched until wait() returns. (With payloads on a device
+// some of this is different: see make_nccl_communicator.)
 //
 // After a failure a communicator stays failed: what is pending and each later call throws with the
 // first story, on all ranks. Wrong arguments are an ArgumentError of the calling rank and do no
@@ -71,7 +72,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // "self", "threads", "mpi", ...
+  // "self", "threads", "mpi", "nccl", ...
   virtual std::string backend() const = 0;
   // Whether payloads (all_to_all, all_gather, broadcast) lie in device memory; control calls always
   // take host memory.
@@ -123,6 +124,35 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size);
 // MPI.
 std::unique_ptr<Communicator> make_mpi_communicator();
 bool built_with_mpi();
+
+// Payloads in the memory of CUDA device `device`, by NCCL, with the ranks of `control`: a
+// communicator of host memory (MPI, threads, a torch process group) that carries the control calls
+// and NCCL's start-up, and is not used otherwise. Collective: a rank that does not come, or cannot,
+// is a CommError on all. Throws CommError where zerofp8 was built without NCCL.
+//
+//   auto world = make_nccl_communicator(make_mpi_communicator(), local_rank);
+//   fill<<<n, 256, 0, stream>>>(send);
+//   auto work = world->all_to_all(send_span, recv_span, {.stream = stream});
+//   work->wait();                            // the stream waits, the program does not
+//   consume<<<n, 256, 0, stream>>>(recv);
+//
+// A call follows what is queued on CallOptions::stream (nullptr: the legacy default stream of the
+// device). Work::wait() makes that stream wait, never the host, and so does the destructor of a
+// Work that was not waited for: buffers may be used again in stream order behind it. Work::done()
+// tells whether the device has got there.
+// A failure is therefore thrown by wait() only if it is known by then, otherwise by the next call
+// of any kind on the communicator, control calls, too; what the stream has consumed since is not
+// valid, and buffers may be in use until the device is synchronised. The time-out counts from when
+// a call is the oldest one queued, with what its stream has to do before it. A call may block the
+// host while NCCL connects ranks that exchange for the first time. Sizes and labels are compared
+// only when a call has timed out.
+//
+// A communicator and those split from it share a stream: calls on all of them must be made in one
+// order that all ranks keep, from one thread at a time. Closing one waits for what it has queued,
+// 10 seconds at most.
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> control,
+                                                     int device);
+bool built_with_nccl();
 
 // Compares `text` (config, names, shapes, order) over all ranks at the start. Where ranks differ,
 // every rank throws the same CommError, which names the ranks and the first line that differs,

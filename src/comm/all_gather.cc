@@ -1,30 +1,15 @@
 // all_gather and, with the same layout, gather_control. Every rank sends its part straight to every
 // other: the same bytes per rank as a ring in one hop instead of size() - 1.
-#include <fmt/format.h>
-
+#include "src/comm/layout.h"
 #include "src/comm/p2p_communicator.h"
-#include "zerofp8/error.h"
 
 namespace zerofp8 {
 
 ExchangePlan P2pCommunicator::gather_plan(Collective kind, std::span<const std::byte> send,
                                           std::span<std::byte> recv,
                                           const CallOptions& options) const {
-  const auto ranks = static_cast<std::size_t>(size());
-  // Division, because ranks * send.size() could wrap.
-  if (recv.size() % ranks != 0 || recv.size() / ranks != send.size()) {
-    throw ArgumentError(fmt::format(
-        "{} '{}': given {} bytes to send and {} to receive on {} ranks; recv must hold one part of "
-        "send's size for each rank",
-        to_string(kind), options.label, send.size(), recv.size(), size()));
-  }
+  check_gather(kind, send, recv, rank(), size(), options.label);
   const std::span<std::byte> own = equal_part(recv, rank(), size());
-  if (send.data() != own.data() && overlap(send, recv)) {
-    throw ArgumentError(
-        fmt::format("{} '{}': send overlaps recv; give it a separate buffer or exactly this rank's "
-                    "part of recv",
-                    to_string(kind), options.label));
-  }
   ExchangePlan plan = new_plan(kind, options);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank()) plan.parts.push_back({peer, send, equal_part(recv, peer, size())});

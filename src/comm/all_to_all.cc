@@ -1,24 +1,12 @@
-#include <fmt/format.h>
-
+#include "src/comm/layout.h"
 #include "src/comm/p2p_communicator.h"
-#include "zerofp8/error.h"
 
 namespace zerofp8 {
 
 std::unique_ptr<Work> P2pCommunicator::all_to_all(std::span<const std::byte> send,
                                                   std::span<std::byte> recv,
                                                   const CallOptions& options) {
-  if (send.size() != recv.size() || send.size() % static_cast<std::size_t>(size()) != 0) {
-    throw ArgumentError(
-        fmt::format("all_to_all '{}': given {} bytes to send and {} to receive on {} ranks; both "
-                    "must be the same "
-                    "multiple of the number of ranks",
-                    options.label, send.size(), recv.size(), size()));
-  }
-  if (overlap(send, recv)) {
-    throw ArgumentError(fmt::format(
-        "all_to_all '{}': send and recv overlap; give it two separate buffers", options.label));
-  }
+  check_all_to_all(send, recv, size(), options.label);
   ExchangePlan plan = new_plan(Collective::kAllToAll, options);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;

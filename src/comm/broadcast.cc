@@ -1,18 +1,13 @@
 // The root sends to each rank. Used for initial weights and the like, not in the step, so that one
 // hop and a plain error story are worth more than a tree.
-#include <fmt/format.h>
-
+#include "src/comm/layout.h"
 #include "src/comm/p2p_communicator.h"
-#include "zerofp8/error.h"
 
 namespace zerofp8 {
 
 std::unique_ptr<Work> P2pCommunicator::broadcast(std::span<std::byte> data, int root,
                                                  const CallOptions& options) {
-  if (root < 0 || root >= size()) {
-    throw ArgumentError(fmt::format("broadcast '{}': given root {}; allowed: 0 to {}",
-                                    options.label, root, size() - 1));
-  }
+  check_root(root, size(), options.label);
   ExchangePlan plan = new_plan(Collective::kBroadcast, options);
   plan.root = root;
   if (rank() != root) {

@@ -61,8 +61,8 @@ std::string describe(const Envelope& hello) {
   if (static_cast<int>(hello.dtype) < kDTypeCount) {
     text += fmt::format(" of {}", to_string(hello.dtype));
   }
-  text += fmt::format(", sending {} bytes and expecting {} in messages of up to {}",
-                      hello.send_bytes, hello.recv_bytes, hello.chunk_bytes);
+  text += fmt::format(", sending {} bytes and expecting {}", hello.send_bytes, hello.recv_bytes);
+  if (hello.chunk_bytes != 0) text += fmt::format(" in messages of up to {}", hello.chunk_bytes);
   return text;
 }
 

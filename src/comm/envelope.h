@@ -45,7 +45,7 @@ struct Envelope {
   std::uint64_t call = 0;         // how many calls the sender had made on this communicator before
   std::uint64_t send_bytes = 0;   // that the sender sends to the receiver of this envelope
   std::uint64_t recv_bytes = 0;   // that it expects from it
-  std::uint64_t chunk_bytes = 0;  // both sides must cut payloads alike
+  std::uint64_t chunk_bytes = 0;  // both sides must cut payloads alike; 0: nothing is cut
   std::int32_t absent_count = 0;
   std::array<std::int32_t, kMaxAbsent> absent{};
   std::array<char, 420> text{};  // kHello: label; kAbort: story; cut if longer

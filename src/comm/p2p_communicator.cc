@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-#include <functional>
 #include <numeric>
 
 #include "zerofp8/error.h"
@@ -60,17 +58,6 @@ std::unique_ptr<Communicator> make_p2p_communicator(std::shared_ptr<Transport> t
   auto progress = std::make_shared<Progress>(std::move(transport));
   return std::make_unique<P2pCommunicator>(std::move(progress), std::move(world), 0,
                                            kDefaultTimeout);
-}
-
-void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to) {
-  if (from.empty() || from.data() == to.data()) return;
-  std::memcpy(to.data(), from.data(), from.size());
-}
-
-bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
-  if (a.empty() || b.empty()) return false;
-  const std::less<const std::byte*> before;
-  return before(a.data(), b.data() + b.size()) && before(b.data(), a.data() + a.size());
 }
 
 }  // namespace zerofp8

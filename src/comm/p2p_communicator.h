@@ -62,15 +62,4 @@ class P2pCommunicator final : public Communicator {
 // The communicator of all ranks of a transport.
 std::unique_ptr<Communicator> make_p2p_communicator(std::shared_ptr<Transport> transport);
 
-// Part `index` of `parts` equal ones.
-template <class Byte>
-std::span<Byte> equal_part(std::span<Byte> whole, int index, int parts) {
-  const std::size_t bytes = whole.size() / static_cast<std::size_t>(parts);
-  return whole.subspan(static_cast<std::size_t>(index) * bytes, bytes);
-}
-
-// memcpy that allows the null pointers of empty spans and does nothing in place.
-void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to);
-bool overlap(std::span<const std::byte> a, std::span<const std::byte> b);
-
 }  // namespace zerofp8

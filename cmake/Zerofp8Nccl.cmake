@@ -1,0 +1,17 @@
+# Whether the NCCL communicator is built: settles AUTO.
+if(ZEROFP8_WITH_NCCL STREQUAL "AUTO")
+  set(ZEROFP8_WITH_NCCL OFF)
+  if(ZEROFP8_WITH_CUDA)
+    find_package(NCCL QUIET)
+    set(ZEROFP8_WITH_NCCL ${NCCL_FOUND})
+    if(NOT NCCL_FOUND)
+      message(STATUS "zerofp8: no NCCL found, building without the NCCL communicator "
+                     "(install libnccl-dev or set NCCL_HOME, or set ZEROFP8_WITH_NCCL=OFF to silence this)")
+    endif()
+  endif()
+elseif(ZEROFP8_WITH_NCCL)
+  if(NOT ZEROFP8_WITH_CUDA)
+    message(FATAL_ERROR "ZEROFP8_WITH_NCCL=ON needs ZEROFP8_WITH_CUDA=ON")
+  endif()
+  find_package(NCCL REQUIRED)
+endif()
