@@ -30,6 +30,16 @@ std::shared_ptr<Communicator> of_group(const std::string& name, double timeout,
       make_process_group_communicator(name, milliseconds(timeout), std::move(make_group)));
 }
 
+// Payloads over NCCL on cuda:`device`, control over a torch process group of the same ranks.
+std::shared_ptr<Communicator> over_nccl(const std::string& name, double timeout,
+                                        GroupFactory make_group, int device) {
+  const py::gil_scoped_release release;
+  auto control =
+      make_process_group_communicator(name, milliseconds(timeout), std::move(make_group));
+  control->set_timeout(milliseconds(timeout));
+  return of_this_process(make_nccl_communicator(std::move(control), device));
+}
+
 // bytes in, list of each rank's bytes out; all ranks pass the same number of bytes.
 std::vector<py::bytes> gather(Communicator& comm, const std::string& mine) {
   std::string all(mine.size() * static_cast<std::size_t>(comm.size()), '\0');
@@ -79,6 +89,7 @@ void bind_comm(py::module_& m) {
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("backend", &Communicator::backend)
+      .def_property_readonly("on_device", &Communicator::on_device)
       .def("bytes_sent", [](const Communicator& c) { return wire_as_map(c.bytes_sent()); })
       .def(
           "set_timeout", [](Communicator& c, double s) { c.set_timeout(milliseconds(s)); },
@@ -115,6 +126,9 @@ void bind_comm(py::module_& m) {
           py::arg("color"), py::arg("key") = 0);
   m.def("process_group_communicator", &of_group, py::arg("name"), py::arg("timeout"),
         py::arg("make_group"));
+  m.def("built_with_nccl", &built_with_nccl);
+  m.def("nccl_communicator", &over_nccl, py::arg("name"), py::arg("timeout"), py::arg("make_group"),
+        py::arg("device"));
   m.def("self_communicator",
         []() -> std::shared_ptr<Communicator> { return make_self_communicator(); });
 }

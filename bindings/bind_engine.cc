@@ -58,10 +58,10 @@ class PyEngine {
       groups.reduce[name] = {group.first.get(), group.second};
     }
     const py::gil_scoped_release release;
-    engine_ = of_this_process(std::make_unique<Engine>(
-        a.settings, std::move(a.parameters), groups,
-        EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads, std::move(a.device),
-                      std::move(log)}));
+    engine_ = of_this_process(
+        std::make_unique<Engine>(a.settings, std::move(a.parameters), groups,
+                                 EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads,
+                                               std::move(a.device), std::move(log)}));
   }
 
   Engine& engine() {
