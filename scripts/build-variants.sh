@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds that users may want besides release: without MPI, with CUDA and NCCL, kernels with clang, with benchmarks. Each runs a few
-# tests; CUDA's need no GPU: its kernels are compiled for each architecture and read (registers, spills, precision), and NCCL is a stand-in.
+# Builds that users may want besides release: without MPI, with CUDA with and without NCCL, kernels with clang, with
+# benchmarks. Each runs a few tests; CUDA's need no GPU: its kernels are compiled for each architecture and read
+# (registers, spills, precision), and the NCCL communicator runs on stand-ins of NCCL's and CUDA's functions.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 build() {  # name, target list, cmake arguments...
@@ -26,19 +27,20 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
     CUOBJDUMP=$(find "$VENV" -type f -name cuobjdump | head -n 1)
     chmod +x "$(dirname "$CUOBJDUMP")/"{cuobjdump,nvdisasm}
   fi
-  for name in cuda cuda-no-mpi; do
-    preset "$name" "device_test isa_test zerofp8_cli" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP"
-    ctest --test-dir "build/$name" --output-on-failure -L '^(device|isa)_test'
-    ctest --test-dir "build/$name" --no-tests=error -V -R '^cuda_object$'
-    if grep -q '^NCCL_LIBRARY:FILEPATH=/' "build/$name/CMakeCache.txt"; then
-      cmake --build "build/$name" --target nccl_test
-      ctest --test-dir "build/$name" --no-tests=error --output-on-failure -L '^nccl_test'
-    else
-      echo "NCCL is not installed: its communicator was left out of $name"
-    fi
+  preset cuda "device_test device_sums_test isa_test zerofp8_cli" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP"
+  ctest --test-dir build/cuda --output-on-failure -L '^(device|device_sums|isa)_test'
+  ctest --test-dir build/cuda --no-tests=error -V -R '^cuda_object$'
+  if grep -q '^NCCL_LIBRARY:FILEPATH=/' build/cuda/CMakeCache.txt; then
+    cmake --build build/cuda --target nccl_test
+    ctest --test-dir build/cuda --no-tests=error --output-on-failure -L '^nccl_test'
+  else
+    echo "NCCL is not installed: its communicator was left out"
+  fi
+  # What differs from it is how things are put together: one architecture is enough.
+  for name in cuda-no-mpi cuda-no-nccl; do
+    preset "$name" "launch_env_test zerofp8_cli" -DCMAKE_CUDA_ARCHITECTURES=90-real
+    ctest --test-dir "build/$name" --output-on-failure -L '^launch_env_test'
   done
-  preset cuda-no-nccl "device_test zerofp8_cli"
-  ctest --test-dir build/cuda-no-nccl --output-on-failure -L '^device_test'
 else
   echo "nvcc is not installed: the builds with CUDA were left out"
 fi

@@ -17,8 +17,11 @@ namespace {
 
 enum class Where { kCpu, kDevice };
 
+// The device is the emulated one, or what ZEROFP8_TEST_DEVICE names.
 std::shared_ptr<Device> device_at(Where where) {
-  return where == Where::kCpu ? make_cpu_device() : std::shared_ptr<Device>(make_emulated_device());
+  if (where == Where::kCpu) return make_cpu_device();
+  const std::shared_ptr<Device> named = device_under_test();
+  return named ? named : std::shared_ptr<Device>(make_emulated_device());
 }
 EngineOptions options_on(const Model& model) {
   EngineOptions options = quiet();

@@ -18,4 +18,10 @@ zerofp8_test(engine_device_test zerofp8 zerofp8_test_device)
 zerofp8_test(engine_memory_test zerofp8 zerofp8_test_device)
 zerofp8_test(engine_errors_test zerofp8 zerofp8_test_device)
 zerofp8_test(drift_test zerofp8 zerofp8_test_device)
+# The engine on memory that the host cannot touch; engine_device_test compares it with the CPU.
+foreach(test IN ITEMS engine_accumulation_test engine_reduction_test engine_norm_test engine_groups_test engine_adam_test
+                      engine_writes_test engine_hyper_test engine_errors_test checkpoint_damage_test)
+  add_test(NAME ${test}_on_emulated COMMAND ${test} --gtest_brief=1)
+  set_tests_properties(${test}_on_emulated PROPERTIES ENVIRONMENT ZEROFP8_TEST_DEVICE=emulated TIMEOUT 900 LABELS emulated)
+endforeach()
 zerofp8_mpi_test(engine_mpi_test zerofp8 zerofp8_test_device RANKS 2 3 4)

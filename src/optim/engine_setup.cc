@@ -96,6 +96,9 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
   }
   if (!is_utf8(spec.name)) fail(": its name is not UTF-8, which checkpoints need; rename it");
   if (spec.numel() > 0 && p.weight == nullptr) fail(": weight is null");
+  if (spec.numel() > std::int64_t{1} << 50) {  // bytes have to fit into 64 bits
+    fail(fmt::format(" has {} elements; allowed: up to 2^50", spec.numel()));
+  }
   if (spec.numel() > 0) {
     const std::string fault = device->fault_of(p.weight);
     if (!fault.empty()) {
@@ -104,9 +107,6 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
                       "the device that all parameters are on",
                       fault, device->name()));
     }
-  }
-  if (spec.numel() > std::int64_t{1} << 50) {  // bytes have to fit into 64 bits
-    fail(fmt::format(" has {} elements; allowed: up to 2^50", spec.numel()));
   }
   if (!spec.reduce_group.empty() && groups.reduce.count(spec.reduce_group) == 0) {
     fail(fmt::format(": reduce group \"{}\" is not in groups.reduce", spec.reduce_group));
