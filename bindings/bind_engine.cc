@@ -190,6 +190,9 @@ void bind_state(py::class_<PyEngine>& engine) {
              }
              for (std::size_t i = 0; i < pieces.size(); ++i) {
                const auto size = static_cast<std::size_t>(views[i].size * views[i].itemsize);
+               if (PyBuffer_IsContiguous(views[i].view(), 'C') == 0) {
+                 throw ArgumentError(fmt::format("write_pieces: piece {} is not contiguous", i));
+               }
                if (size != pieces[i].bytes.size()) {
                  throw ArgumentError(fmt::format("write_pieces: piece {} has {} bytes; allowed: {}",
                                                  i, size, pieces[i].bytes.size()));

@@ -177,6 +177,7 @@ class CpuDevice final : public Device {
     if (a.amax != nullptr) raise(a.amax, largest(a.values, a.elements));
   }
   void join_master(const MasterArgs& a) override {
+    if (a.values == nullptr) return look_at_masters(a);
     ops_.join_master(a.dtype, a.weight, a.master_bits, a.rest, a.values, a.elements);
     if (a.amax != nullptr) raise(a.amax, largest(a.values, a.elements));
   }
@@ -199,6 +200,17 @@ class CpuDevice final : public Device {
  private:
   static void copy_tail(std::byte* padded, const View& from, std::int64_t elements) {
     std::memcpy(padded, from.codes, static_cast<std::size_t>(elements * bytes_of(from.storage)));
+  }
+
+  void look_at_masters(const MasterArgs& a) const {
+    alignas(64) std::array<float, kPiece> values;
+    for (std::int64_t at = 0; at < a.elements; at += kPiece) {
+      const std::int64_t n = std::min(kPiece, a.elements - at);
+      ops_.join_master(
+          a.dtype, static_cast<const std::byte*>(a.weight) + at * bytes_of(a.dtype), a.master_bits,
+          static_cast<const std::byte*>(a.rest) + at * a.master_bits / 8, values.data(), n);
+      raise(a.amax, largest(values.data(), n));
+    }
   }
 
   static std::uint32_t largest(const float* x, std::int64_t n) {

@@ -12,22 +12,27 @@ namespace {
 
 void check(cudaError_t code, const std::string& what) {
   if (code == cudaSuccess) return;
+  cudaGetLastError();  // or the next launch would be blamed for it
   throw DeviceError(what + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code));
 }
 
-// Selects a device for this thread, and what was selected before when it ends.
+// Selects a device for this thread, and what was selected before when it ends. Threads that have
+// selected it already, as programs with one device do at their start, are left alone: going back to
+// another device would make a context there.
 class Selected {
  public:
-  explicit Selected(int index) {
+  explicit Selected(int index) : index_(index) {
     check(cudaGetDevice(&before_), "cudaGetDevice");
-    check(cudaSetDevice(index), "cuda:" + std::to_string(index));
+    if (before_ != index) check(cudaSetDevice(index), "cuda:" + std::to_string(index));
   }
-  ~Selected() { cudaSetDevice(before_); }
+  ~Selected() {
+    if (before_ != index_) cudaSetDevice(before_);
+  }
   Selected(const Selected&) = delete;
   Selected& operator=(const Selected&) = delete;
 
  private:
-  int before_ = 0;
+  int index_, before_ = 0;
 };
 
 class CudaAllocator final : public Allocator {
@@ -48,10 +53,18 @@ class CudaAllocator final : public Allocator {
                         std::to_string(total) + " are free; lower the memory that the plan needs");
     }
     check(code, "cudaMalloc of " + std::to_string(bytes) + " bytes");
-    check(cudaMemsetAsync(data, 0, bytes, stream_), "cudaMemset");
+    const cudaError_t cleared = cudaMemsetAsync(data, 0, bytes, stream_);
+    if (cleared != cudaSuccess) cudaFree(data);
+    check(cleared, "cudaMemset");
     return data;
   }
-  void do_release(void* data, std::size_t) noexcept override { cudaFree(data); }
+  void do_release(void* data, std::size_t) noexcept override {
+    int before = index_;
+    cudaGetDevice(&before);
+    if (before != index_) cudaSetDevice(index_);  // waits for what is queued there
+    cudaFree(data);
+    if (before != index_) cudaSetDevice(before);
+  }
 
  private:
   int index_;
@@ -60,8 +73,12 @@ class CudaAllocator final : public Allocator {
 
 // Host memory that the device copies from and to by itself.
 class PinnedAllocator final : public Allocator {
+ public:
+  explicit PinnedAllocator(int index) : index_(index) {}
+
  protected:
   void* do_allocate(std::size_t bytes) override {
+    const Selected selected(index_);
     void* data = nullptr;
     check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable),
           "cudaHostAlloc of " + std::to_string(bytes) + " bytes");
@@ -69,6 +86,9 @@ class PinnedAllocator final : public Allocator {
     return data;
   }
   void do_release(void* data, std::size_t) noexcept override { cudaFreeHost(data); }
+
+ private:
+  int index_;
 };
 
 class CudaDevice final : public Device {
@@ -76,7 +96,8 @@ class CudaDevice final : public Device {
   CudaDevice(int index, void* stream)
       : index_(index),
         stream_(static_cast<cudaStream_t>(stream)),
-        allocator_(index, static_cast<cudaStream_t>(stream)) {
+        allocator_(index, static_cast<cudaStream_t>(stream)),
+        pinned_(index) {
     int multiprocessors = 0;
     check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, index), name());
     constexpr unsigned kBlocksEach = 8;  // as many as fit at 256 threads of 32 registers
@@ -94,6 +115,7 @@ class CudaDevice final : public Device {
     return free;
   }
   std::string fault_of(const void* data) const override {
+    const Selected selected(index_);
     cudaPointerAttributes attributes{};
     check(cudaPointerGetAttributes(&attributes, data), name() + ": cudaPointerGetAttributes");
     if (attributes.type == cudaMemoryTypeManaged) return "";
@@ -118,6 +140,7 @@ class CudaDevice final : public Device {
     synchronize();
   }
   void synchronize() override {
+    const Selected selected(index_);  // the default stream is the selected device's
     check(cudaStreamSynchronize(stream_), name() + ": what was queued");
   }
 

@@ -241,7 +241,7 @@ struct JoinMasterProgram : OnePass<MasterArgs> {
     float p[kElements] = {};
     load_master_lane<Owner::kCaller>(a.dtype, a.weight, a.master_bits, a.rest, at, count, p);
     amax = max_abs(p);
-    store_codes<Owner::kCaller>(a.values + at.first, count, p);
+    if (a.values != nullptr) store_codes<Owner::kCaller>(a.values + at.first, count, p);
   }
 };
 

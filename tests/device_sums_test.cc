@@ -84,6 +84,23 @@ TEST_P(DeviceSums, PartsAreAddedWhereverTheyGo) {
   }
 }
 
+// A join may only look.
+TEST_P(DeviceSums, TheLargestMasterIsFoundWithoutMemoryForThem) {
+  for (const std::int64_t n : {std::int64_t{1}, std::int64_t{300}, std::int64_t{5000}}) {
+    std::vector<std::uint16_t> weight(static_cast<std::size_t>(n), 0x3C00);
+    weight.back() = 0xC500;  // -5 in fp16
+    Buffer w = upload(weight), largest = zeros(sizeof(std::uint32_t));
+    device().join_master({.dtype = DType::kFp16,
+                          .weight = w.data(),
+                          .elements = n,
+                          .amax = largest.as<std::uint32_t>()});
+    float value;
+    const std::uint32_t bits = download_amax(largest);
+    std::memcpy(&value, &bits, sizeof value);
+    EXPECT_EQ(value, 5.0f);
+  }
+}
+
 // Weights that were written take their masters along; the others keep theirs.
 TEST_P(DeviceSums, MastersFollowWhatWasWritten) {
   constexpr std::size_t kN = 300;

@@ -1,5 +1,7 @@
-// The engine on a device whose memory the host cannot touch (it faults): the CPU's bits, the CPU's
-// checkpoints, and what is said of memory that is missing or in the wrong place.
+// The engine on a device whose memory the host cannot touch (it faults): the CPU's bits and the
+// CPU's checkpoints.
+#include "tests/engine_device.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,25 +11,8 @@
 #include <map>
 #include <set>
 
-#include "src/comm/staged_communicator.h"
-#include "tests/engine_fixture.h"
-
 namespace zerofp8::test {
 namespace {
-
-enum class Where { kCpu, kDevice };
-
-// The device is the emulated one, or what ZEROFP8_TEST_DEVICE names.
-std::shared_ptr<Device> device_at(Where where) {
-  if (where == Where::kCpu) return make_cpu_device();
-  const std::shared_ptr<Device> named = device_under_test();
-  return named ? named : std::shared_ptr<Device>(make_emulated_device());
-}
-EngineOptions options_on(const Model& model) {
-  EngineOptions options = quiet();
-  options.device = model.device();
-  return options;
-}
 
 struct Row {
   const char* name;
@@ -228,118 +213,6 @@ TEST(EngineOnDevice, PiecesAreReadAndWritten) {
     engine.restore_counters(counters);
     EXPECT_TRUE(snapshot(engine, model) == expected);
   }
-}
-
-template <class Error, class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << text << "\nlacks: " << part;
-  }
-}
-
-// One rank's parameter is in host memory: all ranks say which, and what to do.
-TEST(EngineOnDevice, MemoryInTheWrongPlaceIsNamed) {
-  const Recipe recipe{.model = "bf16", .stage = 1};
-  std::vector<float> host(5000);
-  run_ranks(2, [&](Communicator& comm) {
-    Model model(odd_shapes(), recipe, Model::sines, make_emulated_device());
-    std::vector<Parameter> parameters = model.parameters();
-    if (comm.rank() == 1) parameters[3].weight = host.data();
-    expect_parts(error_of<ArgumentError>([&] {
-                   Engine(recipe.settings(2), parameters, {.data = &comm}, options_on(model));
-                 }),
-                 {"data rank 1", "\"almost\"", "is in host memory", "emulated", "move"});
-    Engine engine(recipe.settings(2), model.parameters(), {.data = &comm}, options_on(model));
-    expect_parts(
-        error_of<ArgumentError>([&] { engine.add_gradient(5, host.data(), DType::kFp32); }),
-        {"\"large\"", "is in host memory", "emulated"});
-    EXPECT_EQ(engine.step().unused_parameters, 6);  // nothing was added
-  });
-}
-
-// No memory on one rank: all ranks list what the plan needs against what is free.
-TEST(EngineOnDevice, OutOfMemoryListsThePlan) {
-  const Recipe recipe{.model = "bf16", .stage = 1, .level = "O2"};
-  run_ranks(2, [&](Communicator& comm) {
-    const std::size_t pages = comm.rank() == 1 ? 8 : 1000;
-    const std::shared_ptr<Device> device = make_emulated_device({.capacity = pages << 12});
-    Model model(odd_shapes(), recipe, Model::sines, device);
-    const std::size_t before = device->allocator().bytes(Component::kTransient);
-    expect_parts(
-        error_of<DeviceError>([&] {
-          Engine(recipe.settings(2), model.parameters(), {.data = &comm}, options_on(model));
-        }),
-        {"data rank 1", "emulated", "are free", "gradient accumulator", "exp_avg", "exp_avg_sq",
-         "master", "bytes", "together", "opt_level"});
-    EXPECT_EQ(device->allocator().state_bytes(), 0u);
-    EXPECT_EQ(device->allocator().bytes(Component::kTransient), before);
-  });
-}
-
-// A communicator of device memory needs an engine on that device.
-TEST(EngineOnDevice, ACommunicatorOfDeviceMemoryIsRefusedOnTheCpu) {
-  const Recipe recipe{.model = "bf16", .stage = 1};
-  run_ranks(2, [&](Communicator& comm) {
-    const auto device = make_emulated_device();
-    StagedCommunicator staged(comm, *device);
-    Model model(odd_shapes(), recipe, Model::sines, make_cpu_device());
-    expect_parts(error_of<ArgumentError>([&] {
-                   Engine(recipe.settings(2), model.parameters(), {.data = &staged},
-                          options_on(model));
-                 }),
-                 {"groups.data (threads)", "device memory", "cpu", "EngineOptions::device"});
-  });
-}
-
-// What travels is the same, and so is what is counted.
-TEST(StagedCommunicator, MovesDeviceMemory) {
-  run_ranks(3, [](Communicator& comm) {
-    const auto device = make_emulated_device();
-    StagedCommunicator staged(comm, *device);
-    EXPECT_TRUE(staged.on_device());
-    EXPECT_EQ(staged.rank(), comm.rank());
-    EXPECT_EQ(staged.size(), 3);
-    std::vector<std::byte> mine(3 * 100);
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      mine[i] = std::byte(i + 100 * std::size_t(comm.rank()));
-    }
-    DeviceBytes send(*device, mine), recv(*device, std::vector<std::byte>(300)),
-        all(*device, std::vector<std::byte>(900));
-    const std::span<const std::byte> from(static_cast<std::byte*>(send.data()), 300);
-    const CallOptions options{.dtype = DType::kE4m3, .label = "staged"};
-    staged.all_to_all(from, {static_cast<std::byte*>(recv.data()), 300}, options)->wait();
-    const auto second =
-        staged.all_gather(from, {static_cast<std::byte*>(all.data()), 900}, options);
-    second->wait();
-    second->wait();
-    const auto got = recv.bytes(), gathered = all.bytes();
-    for (std::size_t r = 0; r < 3; ++r) {
-      for (std::size_t i = 0; i < 100; ++i) {
-        EXPECT_EQ(got[r * 100 + i], std::byte(i + 100 * std::size_t(comm.rank()) + 100 * r));
-      }
-      for (std::size_t i = 0; i < 300; ++i) {
-        EXPECT_EQ(gathered[r * 300 + i], std::byte(i + 100 * r));
-      }
-    }
-    {  // without a wait: the destructor waits
-      const auto unwatched =
-          staged.broadcast({static_cast<std::byte*>(send.data()), 300}, 1, options);
-    }
-    EXPECT_EQ(send.bytes()[0], std::byte{100});
-    EXPECT_EQ(staged.bytes_sent().of(DType::kE4m3), comm.bytes_sent().of(DType::kE4m3));
-    EXPECT_GE(comm.bytes_sent().of(DType::kE4m3), 200u + 600u);
-    const auto host = staged.split(0, comm.rank());
-    EXPECT_FALSE(host->on_device());
-  });
 }
 
 }  // namespace

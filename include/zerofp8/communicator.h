@@ -77,6 +77,9 @@ class Communicator {
   // Whether payloads (all_to_all, all_gather, broadcast) lie in device memory; control calls always
   // take host memory.
   virtual bool on_device() const { return false; }
+  // Why it has failed, where Work::wait() may return before that is known (payloads on a device):
+  // asked once the device is through with them. Empty: it has not.
+  virtual std::string failure() const { return ""; }
 
   // Part i of `send` goes to rank i; part i of `recv` comes from rank i. Both hold size() equal
   // parts; sizes are 64-bit and messages are split below INT_MAX bytes.

@@ -86,7 +86,8 @@ struct AdamLaunch {
   std::uint32_t* amax = nullptr;
 };
 
-// As Ops::split_master and join_master. *amax of a join: of the values.
+// As Ops::split_master and join_master. *amax of a join: of the values, which may be null if that
+// is all that is asked for.
 struct MasterArgs {
   DType dtype = DType::kFp32;
   void* weight = nullptr;

@@ -60,11 +60,18 @@ std::string first_difference(const std::string& a, const std::string& b, const s
                      quote_line(lines_a, i), who_b, quote_line(lines_b, i));
 }
 
-// The text of `rank`, on every rank. Counted as payload of no interest: it precedes a throw.
+// The text of `rank`, on every rank. As control data, in pieces of which each rank has room for
+// one of every rank: payloads may lie on a device, and this precedes a throw.
 std::string text_of(Communicator& comm, int rank, std::uint64_t bytes, const std::string& own) {
-  std::string text = comm.rank() == rank ? own : std::string(bytes, '\0');
-  comm.broadcast(std::as_writable_bytes(std::span(text)), rank, {.label = "start-up check"})
-      ->wait();
+  constexpr std::size_t kPiece = std::size_t{1} << 16;
+  std::string text;
+  while (text.size() < bytes) {
+    std::string mine(std::min<std::size_t>(kPiece, bytes - text.size()), '\0');
+    if (comm.rank() == rank) mine = own.substr(text.size(), mine.size());
+    std::string all(mine.size() * static_cast<std::size_t>(comm.size()), '\0');
+    comm.gather_control(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
+    text += all.substr(mine.size() * static_cast<std::size_t>(rank), mine.size());
+  }
   return text;
 }
 

@@ -30,9 +30,9 @@ void check(ncclResult_t code, const std::string& what, ncclComm_t comm) {
   throw CommError(text);
 }
 
-Selected::Selected(int device) {
+Selected::Selected(int device) : device_(device) {
   check(cudaGetDevice(&before_), "cudaGetDevice");
-  check(cudaSetDevice(device), fmt::format("cuda:{}", device));
+  if (before_ != device) check(cudaSetDevice(device), fmt::format("cuda:{}", device));
 }
 
 Stream::Stream(int device) : device_(device) {

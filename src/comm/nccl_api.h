@@ -20,16 +20,19 @@ namespace zerofp8::nccl {
 void check(cudaError_t code, const std::string& what);
 void check(ncclResult_t code, const std::string& what, ncclComm_t comm = nullptr);
 
-// Selects a device for this thread, and what was selected before when it ends.
+// Selects a device for this thread, and what was selected before when it ends. Threads that have
+// selected it already are left alone: selecting makes a context.
 class Selected {
  public:
   explicit Selected(int device);
-  ~Selected() { cudaSetDevice(before_); }
+  ~Selected() {
+    if (before_ != device_) cudaSetDevice(before_);
+  }
   Selected(const Selected&) = delete;
   Selected& operator=(const Selected&) = delete;
 
  private:
-  int before_ = 0;
+  int device_, before_ = 0;
 };
 
 // Not ordered with the legacy default stream, unless by events.

@@ -20,7 +20,7 @@ namespace zerofp8 {
 
 // What a communicator shares with those split from it.
 struct NcclRoot {
-  explicit NcclRoot(int index) : device(index), stream(index), events(index) {}
+  explicit NcclRoot(int index) : device(index), stream(index), events(index), watchdog(index) {}
   const int device;
   nccl::Stream stream;
   nccl::EventPool events;
@@ -37,6 +37,9 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return size_; }
   std::string backend() const override { return "nccl"; }
   bool on_device() const override { return true; }
+  std::string failure() const override {
+    return link_->failed() ? link_->failure().story : std::string();
+  }
 
   std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
                                    const CallOptions& options) override;

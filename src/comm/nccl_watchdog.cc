@@ -14,7 +14,12 @@ constexpr std::chrono::milliseconds kBetweenLooks{20};
 
 }  // namespace
 
-NcclWatchdog::NcclWatchdog() : thread_([this] { run(); }) {}
+// Selects the device, or its questions would make a context on the first one.
+NcclWatchdog::NcclWatchdog(int device)
+    : thread_([this, device] {
+        cudaSetDevice(device);
+        run();
+      }) {}
 
 NcclWatchdog::~NcclWatchdog() {
   {

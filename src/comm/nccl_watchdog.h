@@ -16,7 +16,7 @@ namespace zerofp8 {
 
 class NcclWatchdog {
  public:
-  NcclWatchdog();
+  explicit NcclWatchdog(int device);
   ~NcclWatchdog();  // all links have been released by then
   NcclWatchdog(const NcclWatchdog&) = delete;
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;

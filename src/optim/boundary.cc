@@ -23,6 +23,7 @@ struct Part {
   ExactSum sum;
   std::int32_t bad = 0;        // 1: a sum was not finite; 2: so was a gradient of this rank
   std::int32_t bad_rank = -1;  // data rank
+  std::int32_t failed = 0;     // a communicator failed while the device was at work
 };
 
 template <class T>
@@ -38,6 +39,7 @@ Part combine(const std::vector<Part>& parts, int& worst) {
   worst = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     total.sum.add(parts[i].sum);
+    total.failed |= parts[i].failed;
     if (parts[i].bad <= total.bad) continue;
     total.bad = parts[i].bad;
     total.bad_rank = parts[i].bad_rank;
@@ -147,6 +149,18 @@ void Engine::Impl::agree_on_use() {
   }
 }
 
+// What a device received may be without meaning then, although everything that was queued has run.
+std::string Engine::Impl::failure_on_device() const {
+  for (const BucketState& b : buckets) {
+    for (const Communicator* comm : {b.reduce_ranks.in_node, b.reduce_ranks.across, b.shard_comm,
+                                     b.replica_comm, b.tied_comm}) {
+      if (comm == nullptr) continue;
+      if (const std::string failure = comm->failure(); !failure.empty()) return failure;
+    }
+  }
+  return "";
+}
+
 void Engine::Impl::agree() {
   Part part;
   part.sum = local_sum_squares();
@@ -154,9 +168,12 @@ void Engine::Impl::agree() {
     part.bad = std::max(part.bad, state.bad_source ? 2 : state.bad_sum ? 1 : 0);
   }
   part.bad_rank = part.bad != 0 ? data_rank() : -1;
+  const std::string failure = failure_on_device();
+  part.failed = !failure.empty();
   int rank = 0, slice = 0;
   Part total = combine(gather(*groups.data, part), rank);
   if (groups.model != nullptr) total = combine(gather(*groups.model, total), slice);
+  if (total.failed != 0) throw CommError(first_error(groups.data, groups.model, failure));
   agree_on_use();
   agreed = {};
   agreed.bad = total.bad != 0;

@@ -142,7 +142,6 @@ class Loader {
       }
       fill(*reader, read);
     }
-    engine_.device->synchronize();  // `copied_` may go
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       engine_.states[i].step = sources_[i].parameter->step;
       engine_.states[i].guard_c = sources_[i].parameter->guard_c;
@@ -164,10 +163,10 @@ class Loader {
   void fill(const FileReader& reader, const Read& read) {
     Device& device = *engine_.device;
     if (device.is_host()) return reader.read(read.offset, read.out);
-    device.synchronize();  // what is copied from `copied_`
     copied_.resize(read.out.size());
     reader.read(read.offset, copied_);
     device.upload(read.out.data(), copied_.data(), copied_.size());
+    device.synchronize();  // `copied_` may be written to
   }
 
   void check_digest(const CheckpointFile& file) const {

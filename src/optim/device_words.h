@@ -35,9 +35,10 @@ class DeviceWords {
   // A new step: all but the weights.
   void start_step() {
     device_.zero(memory_.data(), 2 * kLimbBytes);
-    device_.zero(next_weight(), (1 + 2 * parameters_) * sizeof(std::uint32_t));
+    device_.zero(given(0), 2 * parameters_ * sizeof(std::uint32_t));
   }
   void forget_weights() { device_.zero(weight(), sizeof(std::uint32_t)); }
+  void forget_next_weights() { device_.zero(next_weight(), sizeof(std::uint32_t)); }
 
   void fetch() { device_.download(host_.data(), memory_.data(), host_.size()); }
   // As of the last fetch.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <set>
 
 #include "src/comm/staged_communicator.h"
 #include "src/optim/engine_impl.h"
@@ -80,8 +81,31 @@ void Engine::Impl::make_buckets() {
   size.buckets = static_cast<std::int64_t>(buckets.size());
   plan = make_plan(settings, size, options.loss_is_divided);
   allocate_all();
+  connect();
   kept_weights.resize(parameters.size());
   reset_masters();
+}
+
+// Communicators of device memory connect ranks when they first exchange something, and hold the
+// host until both are there. In the middle of a micro-batch one of them may be waiting elsewhere.
+void Engine::Impl::connect() {
+  std::set<Communicator*> seen;
+  const auto exchange = [&](Communicator* comm) {
+    if (comm == nullptr || staged.count(comm) != 0 || !comm->on_device()) return;
+    if (comm->size() == 1 || !seen.insert(comm).second) return;
+    const auto bytes = static_cast<std::size_t>(comm->size());
+    PooledBuffer send = pool.acquire(bytes), recv = pool.acquire(bytes);
+    device->zero(send.data(), bytes);
+    const CallOptions options = payload_of(DType::kE4m3, "connecting");
+    comm->all_to_all({send.data(), bytes}, {recv.data(), bytes}, options)->wait();
+    comm->all_gather({send.data(), 1}, {recv.data(), bytes}, options)->wait();
+  };
+  for (Communicator* comm :
+       {groups.data, shard_comm.get(), replica_comm.get(), in_node_comm.get(), across_comm.get()}) {
+    exchange(comm);
+  }
+  for (const auto& [name, group] : groups.reduce) exchange(group.comm);
+  for (const auto& [name, comm] : groups.tied) exchange(comm);
 }
 
 // What one rank has no memory for stops all of them.
@@ -102,7 +126,11 @@ void Engine::Impl::allocate_all() {
 }
 
 std::string Engine::Impl::out_of_memory(const std::string& what) const {
-  const std::optional<std::size_t> free = device->free_bytes();
+  std::optional<std::size_t> free;
+  try {
+    free = device->free_bytes();
+  } catch (const DeviceError&) {  // what has failed before is told
+  }
   std::string text = fmt::format("the optimizer's state does not fit on {} of data rank {}: {}; ",
                                  device->name(), data_rank(), what);
   text += free ? fmt::format("{} bytes are free; the plan needs", *free) : "the plan needs";

@@ -102,6 +102,7 @@ struct Engine::Impl {
   Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o);
   void check_arguments() const;
   void check_parameter(const Parameter& p) const;
+  void check_memory_of(const std::string& what, const Communicator* comm) const;
   void check_ranks_agree() const;
   ComparedTexts compared_texts() const;
   void make_groups();
@@ -111,6 +112,7 @@ struct Engine::Impl {
   void allocate_all();
   std::string out_of_memory(const std::string& what) const;
   Communicator* payload(Communicator* comm);
+  void connect();
   void log(const std::string& line) const;
 
   // accumulate.cc
@@ -145,6 +147,7 @@ struct Engine::Impl {
                    std::uint32_t* amax);
   ExactSum local_sum_squares();
   std::vector<double> gradient_norms();
+  std::string failure_on_device() const;
   void agree_on_use();
   bool agree_on_update(bool overflow);
   void name_bad_parameters(int rank, int slice);

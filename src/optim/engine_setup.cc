@@ -116,6 +116,14 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
   }
 }
 
+void Engine::Impl::check_memory_of(const std::string& what, const Communicator* comm) const {
+  if (comm == nullptr || !device->is_host() || !comm->on_device()) return;
+  throw ArgumentError(
+      fmt::format("{} ({}) moves device memory, the engine runs on {}; pass "
+                  "EngineOptions::device, or a communicator of host memory",
+                  what, comm->backend(), device->name()));
+}
+
 // What a rank can see by itself. Ranks exchange what they found, so that all of them throw.
 void Engine::Impl::check_arguments() const {
   if (groups.data == nullptr) throw ArgumentError("groups.data is null; pass a communicator");
@@ -148,11 +156,13 @@ void Engine::Impl::check_arguments() const {
     for (const auto& [name, comm] : groups.tied) {
       if (comm == nullptr) throw ArgumentError("tied name \"" + name + "\" has no communicator");
     }
-    if (device->is_host() && groups.data->on_device()) {
-      throw ArgumentError(
-          fmt::format("groups.data ({}) moves device memory, the engine runs on {}; pass "
-                      "EngineOptions::device, or a communicator of host memory",
-                      groups.data->backend(), device->name()));
+    check_memory_of("groups.data", groups.data);
+    check_memory_of("groups.model", groups.model);
+    for (const auto& [name, group] : groups.reduce) {
+      check_memory_of("reduce group \"" + name + "\"", group.comm);
+    }
+    for (const auto& [name, comm] : groups.tied) {
+      check_memory_of("tied name \"" + name + "\"", comm);
     }
     for (const AdamOptions& o : options.groups) {
       if (const std::string fault = fault_of(o); !fault.empty()) throw ArgumentError(fault);

@@ -85,7 +85,8 @@ bool Engine::Impl::weights_would_overflow() {
                                [](const Parameter& p) { return p.spec.dtype == DType::kFp16; });
   std::int32_t overflow = 0;
   if (any) {
-    const double bound = words->largest_weight();  // before this step
+    words->fetch();  // weights may have been written to since the agreement
+    const double bound = words->largest_weight();
     double largest = 0;
     for (const BucketState& b : buckets) {
       if (b.bucket->dtype != DType::kFp16) continue;
@@ -99,6 +100,7 @@ bool Engine::Impl::weights_would_overflow() {
       }
     }
     if (!(bound + largest * 1.01 <= kMaxFp16 * 0.99)) {
+      words->forget_next_weights();
       update_weights(false);
       words->fetch();
       overflow = !(words->largest_next_weight() <= kMaxFp16);  // NaN counts
@@ -206,7 +208,7 @@ StepReport Engine::Impl::step() {
   if (report.skip_reason.empty()) {
     report.applied = apply(report);
     if (!report.applied) {
-      report.skip_reason = "an fp16 weight would leave the range of fp16 (65504)";
+      report.skip_reason = "an fp16 weight would leave the range of fp16 (65504), or is NaN";
     }
   }
   report.clipped_norm = report.grad_norm * report.clip_coefficient;

@@ -87,10 +87,8 @@ void Engine::Impl::keep_weights() {
 // max |w| of a segment, into the word of the largest; other dtypes than fp16 have no need of it.
 void Engine::Impl::note_fp16_weights(const BucketState& b, const Segment& s) {
   if (b.bucket->dtype != DType::kFp16) return;
-  PooledBuffer values = pool.acquire(static_cast<std::size_t>(s.elements) * sizeof(float));
   device->join_master({.dtype = DType::kFp16,
                        .weight = weight_of(b, s),
-                       .values = values.as<float>(),
                        .elements = s.elements,
                        .amax = words->weight()});
 }
