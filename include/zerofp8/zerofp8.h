@@ -3,6 +3,7 @@
 
 #include "zerofp8/communicator.h"
 #include "zerofp8/config.h"
+#include "zerofp8/device.h"
 #include "zerofp8/engine.h"
 #include "zerofp8/error.h"
 #include "zerofp8/launch.h"
