@@ -26,9 +26,9 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     ----------
     model : torch.nn.Module
         On the CPU or one CUDA device, in FP32, BF16 or FP16 (FP32 parameters may stand beside
-        16-bit ones); one pipeline stage or tensor slice where the model is cut. Not wrapped in DDP or FSDP. Weights
-        of data rank 0 (of a reduce group's first rank) are sent to the other ones; without reduce
-        groups its frozen parameters and buffers, too.
+        16-bit ones); one pipeline stage or tensor slice where the model is cut. Not wrapped in DDP
+        or FSDP. Weights of data rank 0 (of a reduce group's first rank) are sent to the other ones;
+        without reduce groups its frozen parameters and buffers, too.
     optimizer : torch.optim.Adam or torch.optim.AdamW
         A template: its parameter groups are taken over, it never steps. A group may have
         ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:

@@ -234,7 +234,8 @@ class Optimizer(torch.optim.Optimizer):
         Returns
         -------
         torch.Tensor or dict
-            FP32, of the parameter's shape, on its device; without `kind` a dict, with ``"step"``, too.
+            FP32, of the parameter's shape, on its device; without `kind` a dict, with ``"step"``,
+            too.
             ``exp_avg_sq`` is v, also where its root is stored.
         """
         index = self._index_of(parameter)

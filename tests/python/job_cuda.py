@@ -1,4 +1,7 @@
-"""A job of test_cuda.py: `torchrun job_cuda.py DEVICE BACKEND [offload]`. Prints a line per rank."""
+"""A job of test_cuda.py: `torchrun job_cuda.py DEVICE BACKEND OFFLOAD`. Prints a line per rank.
+
+OFFLOAD is empty where state is with the parameters.
+"""
 
 import json
 import os

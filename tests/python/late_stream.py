@@ -142,7 +142,5 @@ class LoggedCuda(Cuda):
 
 
 def use(make):
-    """``initialize`` takes ``make(settings)`` for its placement from now on; returns the old one."""
-    before = devices.choose
+    """``initialize`` takes ``make(settings)`` for its placement from now on."""
     devices.choose = lambda model, parameters, settings: make(settings)
-    return before
