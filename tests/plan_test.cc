@@ -58,6 +58,8 @@ TEST(Places, OfStateThatIsOffloaded) {
     EXPECT_EQ(offloaded.rows[i].place, here.rows[i].place + (of_engine ? ", on the CPU" : ""));
   }
   EXPECT_NE(plan_table(offloaded).find("sharded / 8, on the CPU"), std::string::npos);
+  EXPECT_NE(plan_table(offloaded).find("page-locked copies"), std::string::npos);
+  EXPECT_EQ(plan_table(here).find("page-locked copies"), std::string::npos);
 }
 
 TEST(Bytes, O2WithoutMaster) {
