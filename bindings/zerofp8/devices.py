@@ -85,3 +85,28 @@ def check_same(records):
             "model", ", ".join(f"state on {kind} on rank {rank}" for rank, kind in kinds.items()),
             "the same kind of place on all ranks", "move all ranks' models to CUDA devices, or all "
             f"to the CPU, and set {OFFLOAD_KEY} alike")
+
+
+def identity(index):
+    """What a CUDA device has and no other one, on any host."""
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def check_own_gpus(records):
+    """NCCL wants a device per rank; it would say so only after all ranks have met.
+
+    Parameters
+    ----------
+    records : dict of int to dict
+        Of `groups.exchange`, with `identity` under ``"gpu"``; None where NCCL is not used.
+    """
+    first = {}
+    for rank, record in records.items():
+        gpu = record["gpu"]
+        other = first.setdefault(gpu, rank)
+        if gpu is not None and other != rank:
+            raise ConfigError(
+                "/zerofp8/comm_backend", f"NCCL, and ranks {other} and {rank} on one CUDA device "
+                f"({gpu})", "a device per rank",
+                "move the model of each rank to a device of its own, e.g. "
+                "cuda:LOCAL_RANK, or set the key to \"torch\"")

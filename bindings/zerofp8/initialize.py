@@ -101,10 +101,12 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
         "partial": [] if prepared is None else prepared.partial,
         "backend": None if prepared is None else prepared.backend,
         "placement": None if prepared is None else prepared.placement.kind,
+        "gpu": None if prepared is None else prepared.gpu,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
     devices.check_same(records)
     groups.check_same_backend(records)
+    devices.check_own_gpus(records)
     reduce_groups.check_same(records)
     check_partial(records)
     return model, prepared.finish(records, timeout)
@@ -131,6 +133,7 @@ class _Prepared:
         self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
         self.placement = devices.choose(model, self.parameters, self.settings)
         self.backend = groups.choose_backend(self.config, self.placement)
+        self.gpu = devices.identity(self.placement.index) if self.backend == "nccl" else None
         self.integration = integration or integrations.choose(len(layout.pipeline))
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)

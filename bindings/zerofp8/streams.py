@@ -8,7 +8,8 @@ from .errors import Error
 class SideStream:
     """A stream of a CUDA device on which work runs beside the model's.
 
-    "The current stream" is the one that the calling code queues on: in a hook, backward's.
+    "The current stream" is the one that the calling code queues on: in a hook, backward's. The
+    stream is one of torch's, which live as long as the process: the engine may end after this.
 
     Parameters
     ----------

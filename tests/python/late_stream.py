@@ -131,11 +131,11 @@ class LoggedOffload(Offload):
 
 
 class LoggedCuda(Cuda):
-    """A CUDA placement with CPU tensors and the CPU's engine."""
+    """A CUDA placement with CPU tensors and the CPU's engine; `index` is of the made-up device."""
 
-    def __init__(self):
+    def __init__(self, index=None):
         super().__init__(CPU, LateStream(), lambda index, handle: None)
-        self.log = self._side.log
+        self.log, self.index = self._side.log, index
 
     def attach(self, engine):
         return super().attach(Logged(engine, self.log))

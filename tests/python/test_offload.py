@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 import torch
-from late_stream import LoggedOffload, use
+from late_stream import LoggedCuda, LoggedOffload, use
 from ranks import run_ranks
 from reference import loss_of, seeded_model
 
@@ -103,6 +103,17 @@ def against_the_cpu(rank, config, lag):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_offload_has_the_bits_of_the_cpu(name, lag):
     assert against_the_cpu(0, CONFIGS[name], lag)
+
+
+def test_parameters_on_cuda_have_the_bits_of_the_cpu():
+    """The calls around it; kernels are test_cuda.py's."""
+    config = CONFIGS["bf16 O2 local"]
+    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+        expected = everything(0, config, a)
+        use(lambda settings: LoggedCuda())
+        found = everything(0, config, b)
+    assert expected[0] == found[0]
+    assert all(same(e, f) for e, f in zip(expected[1:], found[1:]))
 
 
 def ranks_with_offload(rank, name):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from late_stream import CPU, LateStream, LoggedCuda, LoggedOffload, use
 from ranks import run_ranks
 from torch import nn
@@ -259,6 +260,53 @@ def test_choice_of_nccl(monkeypatch):
         backend("nccl", None, True, monkeypatch)
     with pytest.raises(zerofp8.UnsupportedError, match="without NCCL.*ZEROFP8_WITH_NCCL=ON"):
         backend("nccl", 0, False, monkeypatch)
+
+
+def nccl_communicators(rank, gpus, pipeline):
+    """Devices of the communicators over NCCL, with process groups in their place."""
+    made = []
+
+    def over_nccl(name, timeout, make_group, device):
+        made.append(device)
+        return groups._C.process_group_communicator(name, timeout, make_group)
+
+    groups._C.built_with_nccl = lambda: True
+    groups._C.nccl_communicator = over_nccl
+    devices.identity = lambda index: gpus[rank]
+    use(lambda settings: LoggedCuda(index=rank))
+    model = nn.Linear(4, 3)
+    cut = {}
+    if pipeline:
+        alone = [dist.new_group([r]) for r in (0, 1)]
+        cut = {"data_parallel_group": alone[rank], "pipeline_parallel_group": dist.group.WORLD}
+        zerofp8.tie(model.weight, "weight")
+    model, optimizer = zerofp8.initialize(model, torch.optim.AdamW(model.parameters()), {},
+                                          timeout=60, **cut)
+    (model(torch.ones(2, 4)) * (rank + 1)).sum().backward()
+    assert optimizer.step().applied
+    return made, model.weight.detach().tolist()
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_payloads_go_over_nccl(pipeline):
+    """A pipeline's ranks exchange control data, and tied gradients."""
+    first, second = run_ranks(2, nccl_communicators, ["a", "b"], pipeline)
+    assert (first[0], second[0]) == ([0], [1]) and first[1] == second[1]
+
+
+def test_two_ranks_on_one_device():
+    errors = run_ranks(2, nccl_communicators, ["a", "a"], False, errors=True)
+    assert len({str(e) for e in errors}) == 1 and isinstance(errors[0], zerofp8.ConfigError)
+    assert "ranks 0 and 1 on one CUDA device (a)" in str(errors[0]) and '"torch"' in str(errors[0])
+
+
+def test_no_memory_for_a_contiguous_copy():
+    def clone(memory_format):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+    p = SimpleNamespace(is_contiguous=lambda: False, detach=lambda: SimpleNamespace(clone=clone))
+    with pytest.raises(zerofp8.Error, match='"w" is not contiguous.*2 GiB.*before initialize'):
+        placement.Cuda(CPU, LateStream()).make_mirrors([SimpleNamespace(name="w", parameter=p)])
 
 
 def test_offload_of_a_model_on_the_cpu_is_accepted():
