@@ -82,6 +82,9 @@ void bind_settings(py::module_& m) {
       .def_property_readonly("data_ranks", [](const Settings& s) { return s.launch.data_ranks; })
       .def_property_readonly("gradient_clipping",
                              [](const Settings& s) { return s.gradient_clipping.value; })
+      .def_property_readonly(
+          "offload_optimizer",
+          [](const Settings& s) { return std::string(to_string(s.offload_optimizer.value)); })
       .def_property_readonly("loss_scaling",
                              [](const Settings& s) { return s.loss_scale.value.enabled; })
       .def_readonly("warnings", &Settings::warnings)

@@ -264,9 +264,13 @@ TEST(Parser, NullMeansAbsentWhereDeepSpeedSaysSo) {
       "offload_optimizer":null,"offload_param":{"device":"none","nvme_path":null}}})");
   EXPECT_EQ(s.gradient_wire.origin, Origin::kDefault);
   EXPECT_EQ(s.accumulation.origin, Origin::kDefault);
-  EXPECT_EQ(
-      parse_error(R"({"zero_optimization":{"offload_optimizer":{"device":"cpu"}}})").pointer(),
-      "/zero_optimization/offload_optimizer/device");
+  EXPECT_EQ(s.offload_optimizer.value, Offload::kNone);
+  EXPECT_EQ(s.offload_optimizer.origin, Origin::kDefault);
+  const ConfigError error =
+      parse_error(R"({"zero_optimization":{"offload_optimizer":{"device":"nvme"}}})");
+  EXPECT_EQ(error.pointer(), "/zero_optimization/offload_optimizer/device");
+  EXPECT_MENTIONS(error.what(), "nvme");
+  EXPECT_MENTIONS(error.allowed(), "cpu");
 }
 
 TEST(Parser, BadTextNamesSourceLineAndColumn) {

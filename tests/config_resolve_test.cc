@@ -259,11 +259,21 @@ TEST(Master, BitsBesideAnFp32WeightAreAWarning) {
 TEST(NotYet, IsToldApartFromMistakes) {
   EXPECT_THROW(settings_of(R"({"zerofp8":{"overrides":[{"pattern":"*"}]}})"), UnsupportedError);
   EXPECT_NO_THROW(settings_of(R"({"zerofp8":{"overrides":[]}})"));
-  EXPECT_THROW(settings_of(R"({"zerofp8":{"comm_backend":"nccl"}})"), UnsupportedError);
-  for (const char* backend : {"auto", "torch", "mpi"}) {
+  for (const char* backend : {"auto", "torch", "mpi", "nccl"}) {
     EXPECT_NO_THROW(settings_of(std::string(R"({"zerofp8":{"comm_backend":")") + backend + "\"}}"));
   }
   EXPECT_THROW(settings_of(R"({"zero_optimization":{"stage":3}})"), UnsupportedError);
+}
+
+TEST(Offload, IsASettingWithItsOrigin) {
+  const Settings s = settings_of(
+      R"({"zero_optimization":{"stage":1,"offload_optimizer":{"device":"cpu","pin_memory":true}}})");
+  EXPECT_EQ(s.offload_optimizer.value, Offload::kCpu);
+  EXPECT_EQ(s.offload_optimizer.where, "/zero_optimization/offload_optimizer/device");
+  EXPECT_MENTIONS(settings_table(s), "offload_optimizer");
+  ASSERT_EQ(s.warnings.size(), 1U);
+  EXPECT_MENTIONS(s.warnings[0], "/zero_optimization/offload_optimizer/pin_memory");
+  EXPECT_EQ(settings_of("{}").offload_optimizer.value, Offload::kNone);
 }
 
 TEST(ShardGroup, DividesTheDataRanks) {

@@ -62,6 +62,23 @@ TEST(EngineOnDevice, ACommunicatorOfDeviceMemoryIsRefusedOnTheCpu) {
   });
 }
 
+// State that a config wants in host memory is not put anywhere else.
+TEST(EngineOnDevice, OffloadedStateIsRefused) {
+  const Recipe recipe{
+      .model = "bf16", .stage = 1, .zero = R"("offload_optimizer": {"device": "cpu"})"};
+  run_ranks(2, [&](Communicator& comm) {
+    Model model(odd_shapes(), recipe, Model::sines, make_emulated_device());
+    expect_parts(error_of<ArgumentError>([&] {
+                   Engine(recipe.settings(2), model.parameters(), {.data = &comm},
+                          options_on(model));
+                 }),
+                 {"/zero_optimization/offload_optimizer/device", "emulated", "host memory"});
+    Model host(odd_shapes(), recipe, Model::sines, make_cpu_device());
+    EXPECT_NO_THROW(
+        Engine(recipe.settings(2), host.parameters(), {.data = &comm}, options_on(host)));
+  });
+}
+
 // A communicator of device memory, as NCCL's is: what it queued may turn out to have failed only
 // after its Work let the stream go on.
 class LateFailure final : public Communicator {

@@ -42,6 +42,26 @@ TEST(Bytes, LevelsOnOneRank) {
   }
 }
 
+// The same bytes, said to be in another place.
+TEST(Places, OfStateThatIsOffloaded) {
+  const auto plan = [](const char* device) {
+    return plan_of(settings_of(std::string(R"({"bf16":{"enabled":true},"zerofp8":{"opt_level":"O2"},
+        "zero_optimization":{"stage":1,"offload_optimizer":{"device":")") +
+                                   device + "\"}}}",
+                               {.data_ranks = 8}));
+  };
+  const Plan here = plan("none"), offloaded = plan("cpu");
+  ASSERT_EQ(here.rows.size(), offloaded.rows.size());
+  EXPECT_EQ(here.state_bytes(), offloaded.state_bytes());
+  for (std::size_t i = 0; i < here.rows.size(); ++i) {
+    const bool of_engine = here.rows[i].component != Component::kTransient;
+    EXPECT_EQ(offloaded.rows[i].place, here.rows[i].place + (of_engine ? ", on the CPU" : ""));
+  }
+  EXPECT_NE(plan_table(offloaded).find("sharded / 8, on the CPU"), std::string::npos);
+  EXPECT_NE(plan_table(offloaded).find("page-locked copies"), std::string::npos);
+  EXPECT_EQ(plan_table(here).find("page-locked copies"), std::string::npos);
+}
+
 TEST(Bytes, O2WithoutMaster) {
   const Settings s = settings_of(
       R"({"bf16":{"enabled":true},"zerofp8":{"opt_level":"O2","master_weights":"none"}})");

@@ -42,6 +42,7 @@ class Settings:
     data_ranks: int
     gradient_clipping: float
     loss_scaling: bool
+    offload_optimizer: str
     warnings: list[str]
     def table(self) -> str: ...
 
@@ -57,6 +58,7 @@ class Communicator:
     rank: int
     size: int
     backend: str
+    on_device: bool
     def bytes_sent(self) -> dict[str, int]: ...
     def set_timeout(self, seconds: float) -> None: ...
     def barrier(self, timeout: float) -> None: ...

@@ -8,7 +8,6 @@ import torch
 
 from .errors import ArgumentError, ConfigError
 from .main_grad import MainGrads
-from .parameters import DTYPES
 from .taken import StandIns, TakenGradient, remove_from
 from .watcher import OutputWatcher, watched_modules
 
@@ -25,7 +24,7 @@ class GradientTaker:
 
     Parameters
     ----------
-    engine : zerofp8._C.Engine
+    engine : PlacedEngine
     parameters : list of NamedParameter
         In the engine's order.
     main_grads : MainGrads
@@ -199,10 +198,15 @@ class GradientTaker:
             raise ArgumentError(
                 f"parameter \"{self.parameters[index].name}\" has a {grad.layout} gradient; "
                 "allowed: dense gradients; build the embedding with sparse=False")
+        device = self.parameters[index].parameter.device
+        if grad.device != device:
+            raise ArgumentError(
+                f"parameter \"{self.parameters[index].name}\" is on {device}, a gradient of it on "
+                f"{grad.device}; allowed: the same device")
         grad = grad.detach().contiguous()
         self.dirty = self._taken = True
         self._held[index] = None
-        self.engine.add_gradient(index, grad.data_ptr(), DTYPES[grad.dtype])
+        self.engine.add_gradient(index, grad)
 
     def end_micro_batch(self):
         """All gradients of a micro-batch are there; with a sharded accumulator it is reduced."""

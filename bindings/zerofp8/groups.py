@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from . import _C, meeting, mpi, torch_names
-from .errors import CommError, ConfigError, Error
+from .errors import CommError, ConfigError, Error, UnsupportedError
 
 _made = Counter()  # groups of zerofp8's own in this process, by their members
 
@@ -141,18 +141,36 @@ def model_ranks(records, rank):
     return sorted({t for s in stages for t in records[s]["layout"]["tensor"]})
 
 
-def choose_backend(config):
-    """What connects the ranks: "torch", or "mpi" if the config says so and it can run here.
+def choose_backend(config, placement):
+    """What connects the ranks: "torch", "mpi" or "nccl", as the config says if it can run here.
 
     Parameters
     ----------
     config : zerofp8._C.Config
+    placement : Host, Cuda or Offload
+        The engine's; "auto" is NCCL where that is a CUDA device and NCCL was built in.
     """
     written = json.loads(config.canonical()).get("zerofp8", {}).get("comm_backend", "auto")
-    if written != "mpi":
-        return "torch"
-    mpi.check()
-    return "mpi"
+    if written == "mpi":
+        mpi.check()
+    elif written == "nccl":
+        _check_nccl(placement)
+    elif written == "auto" and placement.index is not None and _C.built_with_nccl():
+        return "nccl"
+    return "torch" if written == "auto" else written
+
+
+def _check_nccl(placement):
+    fix = 'or set it to "auto" or "torch"'
+    if placement.index is None:
+        raise ConfigError(mpi.KEY, f'"nccl", and state is on {placement.kind}',
+                          "NCCL where state is on CUDA devices: it moves their memory",
+                          f"move the model to a CUDA device, without offload, {fix}")
+    if not _C.built_with_nccl():
+        raise UnsupportedError(
+            mpi.KEY, '"nccl", and this zerofp8 was built without NCCL', '"auto", "torch"',
+            "install NCCL's development files (libnccl-dev) and zerofp8 again, with "
+            f"-C cmake.define.ZEROFP8_WITH_NCCL=ON beside ZEROFP8_WITH_CUDA=ON, {fix}")
 
 
 def check_same_backend(records):
@@ -163,7 +181,7 @@ def check_same_backend(records):
                           "the same on all ranks", "pass the same config to all ranks")
 
 
-def communicator(ranks, timeout, backend="torch", made=None):
+def communicator(ranks, timeout, backend="torch", made=None, device=None):
     """A communicator of zerofp8's own over these global ranks; called by all of them.
 
     Parameters
@@ -172,10 +190,12 @@ def communicator(ranks, timeout, backend="torch", made=None):
         Global ranks; ranks within the communicator are in ascending order of these, as in torch.
     timeout : float
         Seconds for one collective.
-    backend : {"torch", "mpi"}
+    backend : {"torch", "mpi", "nccl"}
         As `choose_backend` gives it; the same on all ranks.
     made : list, optional
         Gets the process groups that are made, also by a later ``split``, for `give_back`.
+    device : int, optional
+        With "nccl": index of the CUDA device whose memory it moves.
     """
     ranks = sorted(ranks)
     if len(ranks) == 1:
@@ -191,7 +211,10 @@ def communicator(ranks, timeout, backend="torch", made=None):
         made.append(_new_group([ranks[m] for m in members], timeout))
         return made[-1].group_name
 
-    return _C.process_group_communicator(make_group(range(len(ranks))), timeout, make_group)
+    name = make_group(range(len(ranks)))
+    if backend == "nccl":  # control calls go over the process group
+        return _C.nccl_communicator(name, timeout, make_group, device)
+    return _C.process_group_communicator(name, timeout, make_group)
 
 
 def give_back(made, pid):

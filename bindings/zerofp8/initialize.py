@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from . import _C, configs, groups, integrations, reduce_groups
+from . import _C, configs, devices, groups, integrations, reduce_groups
 from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
@@ -25,10 +25,10 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     Parameters
     ----------
     model : torch.nn.Module
-        On the CPU, in FP32, BF16 or FP16 (FP32 parameters may stand beside 16-bit ones); one
-        pipeline stage or tensor slice where the model is cut. Not wrapped in DDP or FSDP. Weights
-        of data rank 0 (of a reduce group's first rank) are sent to the other ones; without reduce
-        groups its frozen parameters and buffers, too.
+        On the CPU or one CUDA device, in FP32, BF16 or FP16 (FP32 parameters may stand beside
+        16-bit ones); one pipeline stage or tensor slice where the model is cut. Not wrapped in DDP
+        or FSDP. Weights of data rank 0 (of a reduce group's first rank) are sent to the other ones;
+        without reduce groups its frozen parameters and buffers, too.
     optimizer : torch.optim.Adam or torch.optim.AdamW
         A template: its parameter groups are taken over, it never steps. A group may have
         ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:
@@ -100,16 +100,20 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
         "reduce": [] if prepared is None else prepared.reduce,
         "partial": [] if prepared is None else prepared.partial,
         "backend": None if prepared is None else prepared.backend,
+        "placement": None if prepared is None else prepared.placement.kind,
+        "gpu": None if prepared is None else prepared.gpu,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
+    devices.check_same(records)
     groups.check_same_backend(records)
+    devices.check_own_gpus(records)
     reduce_groups.check_same(records)
     check_partial(records)
     return model, prepared.finish(records, timeout)
 
 
 class _Prepared:
-    """What one rank can check by itself; nothing is allocated and nothing is sent."""
+    """What one rank can check by itself; nothing is sent, and only mirrors are allocated."""
 
     def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration):
         config, opt_level = configs.level_of(config, opt_level)
@@ -119,7 +123,6 @@ class _Prepared:
         self.parameters = collect(model, template)
         name_slices(self.parameters, layout)
         self.partial = [n.key for n in self.parameters if n.partial]
-        self.main_grads = MainGrads(self.parameters)
         self.reduce = reduce_groups.read(template.param_groups, layout)
         self.decoupled = isinstance(template, torch.optim.AdamW)
         self.options = [adam_options(g, i, self.decoupled)
@@ -128,11 +131,15 @@ class _Prepared:
         configs.check_against_template(self.config, template, self.options)
         sizes = len(layout.data), len(layout.pipeline), len(layout.tensor)
         self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
-        self.backend = groups.choose_backend(self.config)
+        self.placement = devices.choose(model, self.parameters, self.settings)
+        self.backend = groups.choose_backend(self.config, self.placement)
+        self.gpu = devices.identity(self.placement.index) if self.backend == "nccl" else None
         self.integration = integration or integrations.choose(len(layout.pipeline))
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
         self.tied = self._find_tied()
+        self.placement.make_mirrors(self.parameters)
+        self.main_grads = MainGrads(self.parameters, self.placement)
         self.made = []  # process groups; the optimizer gives them back
 
     def _find_tied(self):
@@ -151,17 +158,17 @@ class _Prepared:
     def finish(self, records, timeout):
         """Make communicators and the engine, hook the parameters."""
         layout = self.layout
-        data = groups.communicator(layout.data, timeout, self.backend, self.made)
+        data = self._communicator(layout.data, timeout)
         model_ranks = groups.model_ranks(records, layout.rank)
-        model = (groups.communicator(model_ranks, timeout, self.backend, self.made)
+        model = (self._communicator(model_ranks, timeout, control_only=True)
                  if len(model_ranks) > 1 else None)
         tied, first_holder = self._tied_groups(records, timeout)
         reduce = self._reduce_groups(timeout)
         self._agree_on_weights(records, data, tied, reduce, timeout)
-        engine = _C.Engine(
+        engine = self.placement.attach(_C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
             data, model, self._summed_groups(tied, timeout), reduce, self.loss_is_divided,
-            configs.threads(), _log)
+            configs.threads(), device=self.placement.engine_device(), log=_log))
         taker = GradientTaker(engine, self.parameters, self.main_grads, self.model,
                               self.integration, self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):
@@ -170,11 +177,15 @@ class _Prepared:
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
                          self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made)
 
+    def _communicator(self, ranks, timeout, control_only=False):
+        backend = "torch" if control_only and self.backend == "nccl" else self.backend
+        return groups.communicator(ranks, timeout, backend, self.made, self.placement.index)
+
     def _summed_groups(self, tied, timeout):
         """Communicators of the copies whose gradients are added up, by the engine's name."""
         summed = {n.tied_key: tied[n.tied] for n in self.parameters if n.tied}
         if self.partial:
-            tensor = groups.communicator(self.layout.tensor, timeout, self.backend, self.made)
+            tensor = self._communicator(self.layout.tensor, timeout)
             summed.update((n.tied_key, tensor) for n in self.parameters if n.partial)
         return summed
 
@@ -216,7 +227,7 @@ class _Prepared:
         """Communicator and divisor by the engine's name of a group; one for the same ranks."""
         ranks = sorted({tuple(entry[0]) for entry in self.reduce if entry is not None})
         # Sorted, so that all ranks make them in one order.
-        comms = {r: groups.communicator(list(r), timeout, self.backend, self.made) for r in ranks}
+        comms = {r: self._communicator(list(r), timeout) for r in ranks}
         return {reduce_groups.name_of(i): (comms[tuple(entry[0])], entry[1])
                 for i, entry in enumerate(self.reduce) if entry is not None}
 
@@ -227,21 +238,19 @@ class _Prepared:
         for name in names:
             holders = [r for r in self.layout.pipeline if name in records[r]["tied"]]
             if self.layout.rank in holders:
-                tied[name] = groups.communicator(holders, timeout, self.backend, self.made)
+                tied[name] = self._communicator(holders, timeout)
                 first_holder[name] = holders[0] == self.layout.rank
         return tied, first_holder
 
     @torch.no_grad()
     def _send_weights(self, data, tied, reduce):
         for named in self.parameters:
-            weight = named.weight
-            size = weight.numel() * weight.element_size()
-            if size == 0:
+            if named.weight.numel() == 0:
                 continue
             owners = reduce.get(reduce_groups.name_of(named.group), (data,))[0]
             for comm in (owners, tied.get(named.tied)):
                 if comm is not None and comm.size > 1:
-                    comm.broadcast(weight.data_ptr(), size, 0)
+                    self.placement.broadcast(comm, named.weight)
             if named.mirror is not None:
                 named.parameter.copy_(named.mirror)
 
@@ -251,10 +260,7 @@ class _Prepared:
         if data.size == 1:
             return
         for tensor in rest.values():
-            sent = tensor.contiguous()
-            data.broadcast(sent.data_ptr(), sent.numel() * sent.element_size(), 0)
-            if sent.data_ptr() != tensor.data_ptr():
-                tensor.copy_(sent)
+            self.placement.broadcast(data, tensor)
 
     def _describe(self, named, first_holder):
         p = named.parameter

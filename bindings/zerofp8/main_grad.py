@@ -16,6 +16,7 @@ class MainGrads:
     Parameters
     ----------
     parameters : list of NamedParameter
+    placement : Host, Cuda or Offload
 
     Raises
     ------
@@ -23,8 +24,9 @@ class MainGrads:
         A buffer's shape is not its parameter's, or its dtype is none of fp32, bf16, fp16.
     """
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, placement):
         self._parameters = parameters
+        self._placement = placement
         self._held = dict.fromkeys(
             i for i, n in enumerate(parameters) if hasattr(n.parameter, "main_grad"))
         for index in self._held:
@@ -61,6 +63,7 @@ class MainGrads:
         if index not in self._held or not (self.is_fused(p) or bool(p.main_grad.any())):
             return False
         add(index, p.main_grad)
+        self._placement.release()
         self._clear(p)
         return True
 

@@ -214,7 +214,7 @@ class Optimizer(torch.optim.Optimizer):
         Returns
         -------
         torch.Tensor
-            FP32, of the parameter's shape.
+            FP32, of the parameter's shape, on its device.
         """
         index = self._index_of(parameter)
         self._prepare()
@@ -234,7 +234,8 @@ class Optimizer(torch.optim.Optimizer):
         Returns
         -------
         torch.Tensor or dict
-            FP32, of the parameter's shape; without `kind` a dict, with ``"step"``, too.
+            FP32, of the parameter's shape, on its device; without `kind` a dict, with ``"step"``,
+            too.
             ``exp_avg_sq`` is v, also where its root is stored.
         """
         index = self._index_of(parameter)
@@ -246,10 +247,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _full(self, index, kind):
         values = bytearray(self._engine.full_state(index, kind))
-        shape = self._parameters[index].parameter.shape
+        like = self._parameters[index].parameter
         if not values:
-            return torch.zeros(shape)
-        return torch.frombuffer(values, dtype=torch.float32).reshape(shape)
+            return torch.zeros(like.shape, device=like.device)
+        return torch.frombuffer(values, dtype=torch.float32).reshape(like.shape).to(like.device)
 
     def _index_of(self, parameter):
         index = self._index.get(id(parameter))

@@ -7,6 +7,7 @@ import torch
 from . import _C
 from .errors import ConfigError, UnsupportedError
 
+_DEVICES = ("cpu", "cuda")
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 # Options of torch's Adam and AdamW that would change the update: (key, what it may be, why not).
@@ -34,7 +35,8 @@ class NamedParameter:
     group : int
         Index of its parameter group.
     mirror : torch.Tensor or None
-        Contiguous copy of a parameter that is not contiguous itself.
+        Contiguous copy that the engine updates in the place of a parameter that is not contiguous,
+        or not where the engine is; a placement makes it.
     slice : str
         Which slice this is where tensor ranks hold one each ("tensor0-of-2."), else "".
     key : str
@@ -196,7 +198,7 @@ def collect(model, optimizer):
                                   "each parameter once", "remove one of the two")
             _check_parameter(name, p)
             group_of[id(p)], where[id(p)] = index, place
-    found = [NamedParameter(names[id(p)], p, group_of[id(p)], _mirror_of(p))
+    found = [NamedParameter(names[id(p)], p, group_of[id(p)])
              for p in model.parameters() if id(p) in group_of]
     first = {}
     for named in found:
@@ -221,7 +223,7 @@ def rest_of(model, parameters):
             if id(p) not in taken and getattr(p, "allreduce", True)}
     rest.update(model.named_buffers())
     return {n.replace("_orig_mod.", ""): t for n, t in rest.items()
-            if t.layout is torch.strided and t.device.type == "cpu" and t.numel() > 0
+            if t.layout is torch.strided and t.device.type in _DEVICES and t.numel() > 0
             and not t.is_quantized and (t.is_contiguous() or 0 not in t.stride())}
 
 
@@ -269,16 +271,10 @@ def _check_parameter(name, p):
     if p.dtype not in DTYPES:
         given, allowed = str(p.dtype), ", ".join(str(d) for d in DTYPES)
         fix = "convert the model"
-    elif p.device.type != "cpu":
-        given, allowed = f"on {p.device}", "cpu (the engine runs on CPUs so far)"
-        fix = "move the model to the CPU"
+    elif p.device.type not in _DEVICES:
+        given, allowed = f"on {p.device}", " or ".join(_DEVICES)
+        fix = "move the model to one of these"
     elif p.layout is not torch.strided:
         given, allowed, fix = str(p.layout), "dense parameters", "make it dense"
     if given:
         raise ConfigError(f"parameter \"{name}\"", given, allowed, fix)
-
-
-def _mirror_of(p):
-    if p.is_contiguous():
-        return None
-    return p.detach().clone(memory_format=torch.contiguous_format)

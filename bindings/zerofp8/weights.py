@@ -18,6 +18,7 @@ class WeightWatch:
 
     def __init__(self, engine, parameters):
         self._engine = engine
+        self._placement = engine.placement
         self._parameters = parameters
         self._expected = None  # digest of the weights that a loaded state belongs to
         # The engine writes here: held, so that a replaced storage is an error and not a crash.
@@ -53,12 +54,17 @@ class WeightWatch:
         if self._expected is not None:
             if digest(self._parameters) != self._expected:
                 self.reset()
+            else:
+                self._fetch(changed)
             return
         for i in changed:
-            named = self._parameters[i]
-            if named.mirror is not None:
-                named.mirror.copy_(named.parameter)
+            self._fetch([i])
             self._engine.weight_changed(i)
+
+    def _fetch(self, indices):
+        for i in indices:
+            if self._parameters[i].mirror is not None:
+                self._placement.fetch(self._parameters[i])
 
     def awaited(self):
         """The digest of weights that a loaded state belongs to and the model does not have yet."""
@@ -68,9 +74,7 @@ class WeightWatch:
     @torch.no_grad()
     def reset(self):
         """Masters become what the weights are."""
-        for named in self._parameters:
-            if named.mirror is not None:
-                named.mirror.copy_(named.parameter)
+        self._fetch(range(len(self._parameters)))
         self._engine.weights_changed()
         self._expected = None
         self._remember()
@@ -78,10 +82,9 @@ class WeightWatch:
     @torch.no_grad()
     def updated(self):
         """The engine has written new weights."""
+        self._placement.send_back(self._parameters)
         for named in self._parameters:
-            if named.mirror is not None:
-                named.parameter.copy_(named.mirror)
-            elif named.parameter.numel() > 0:
+            if named.mirror is None and named.parameter.numel() > 0:
                 # So that autograd notices weights that change between forward and backward.
                 torch.autograd.graph.increment_version(named.parameter)
         self._expected = None
@@ -99,9 +102,8 @@ def digest(parameters):
     """Hash of all weights, as hexadecimal digits."""
     hasher = hashlib.blake2b(digest_size=16)
     for named in parameters:
-        weight = named.parameter.detach().contiguous().reshape(-1)
-        if weight.numel() > 0:
-            hasher.update(memoryview(weight.view(torch.uint8).numpy()))
+        if named.parameter.numel() > 0:
+            hasher.update(memoryview(_bytes(named.parameter)))
     return hasher.hexdigest()
 
 
@@ -121,8 +123,11 @@ def replicated_digests(parameters, layout):
 
 
 def _checksum(parameter):
-    weight = parameter.detach().contiguous().reshape(-1)
-    return zlib.crc32(weight.view(torch.uint8).numpy()) if weight.numel() > 0 else 0
+    return zlib.crc32(_bytes(parameter)) if parameter.numel() > 0 else 0
+
+
+def _bytes(parameter):
+    return parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def check_replicated(records):

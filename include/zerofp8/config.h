@@ -49,6 +49,10 @@ enum class MasterWeights : std::uint8_t {
 };
 std::string_view to_string(MasterWeights master);
 
+// Where the state of a model on a CUDA device is, and Adam runs.
+enum class Offload : std::uint8_t { kNone, kCpu };  // on that device | in host memory, on the CPU
+std::string_view to_string(Offload offload);
+
 enum class Algorithm : std::uint8_t { kAdam, kAdamW };  // L2 term in the gradient | decoupled decay
 std::string_view to_string(Algorithm algorithm);
 
@@ -119,6 +123,7 @@ struct Settings {
   Setting<std::int64_t> reduce_bucket_size;     // elements
   Setting<std::int64_t> allgather_bucket_size;  // elements
   Setting<bool> overlap_comm;
+  Setting<Offload> offload_optimizer;
   Setting<double> gradient_clipping;  // 0 = off
   Setting<LossScaleOptions> loss_scale;
   BatchSizes batch;

@@ -23,4 +23,9 @@ std::string_view to_string(Algorithm algorithm) {
   return kNames[static_cast<int>(algorithm)];
 }
 
+std::string_view to_string(Offload offload) {
+  constexpr std::string_view kNames[] = {"none", "cpu"};
+  return kNames[static_cast<int>(offload)];
+}
+
 }  // namespace zerofp8

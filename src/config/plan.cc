@@ -17,9 +17,13 @@ std::string storage_text(const Settings& s, Component component, DType dtype) {
   return text;
 }
 
-std::string shard_place(const Settings& s) {
-  return s.shard_ranks > 1 ? fmt::format("sharded / {}", s.shard_ranks.value) : "local";
+std::string place(const Settings& s, bool is_sharded) {
+  std::string text =
+      is_sharded && s.shard_ranks > 1 ? fmt::format("sharded / {}", s.shard_ranks.value) : "local";
+  if (s.offload_optimizer == Offload::kCpu) text += ", on the CPU";
+  return text;
 }
+std::string shard_place(const Settings& s) { return place(s, true); }
 
 PlanRow weight_row(const Settings& s, const ModelSize& size) {
   return {.component = Component::kTransient,
@@ -37,7 +41,7 @@ PlanRow accumulator_row(const Settings& s, const ModelSize& size) {
       .component = Component::kAccumulator,
       .name = "gradient accumulator",
       .dtype = storage_text(s, Component::kAccumulator, s.accumulation),
-      .place = s.accumulation_sharded ? shard_place(s) : "local",
+      .place = place(s, s.accumulation_sharded),
       .bytes = stored_bytes(Component::kAccumulator, s.accumulation, elements, s.block_size),
       .origin = s.accumulation.origin,
       .where = s.accumulation.where};

@@ -114,6 +114,11 @@ std::string plan_table(const Plan& plan, bool color) {
       "Not counted: the model's own gradients and activations, and buffers that live within one "
       "exchange; fp32 parameters\nbeside a 16-bit model and named reduce groups are counted as the "
       "others are.\n";
+  if (plan.settings.offload_optimizer == Offload::kCpu) {
+    text +=
+        "Offloaded from a CUDA device: host memory also has page-locked copies of the weights and "
+        "of a few gradients.\n";
+  }
   return text + fmt::format("Bytes per parameter elsewhere, unsharded: {}.\n", peers_text());
 }
 

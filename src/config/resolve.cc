@@ -26,6 +26,12 @@ Setting<OptLevel> resolve_level(const Reader& read, const Arguments& arguments) 
   return {*arguments.opt_level, Origin::kArgument, "opt_level"};
 }
 
+Setting<Offload> resolve_offload(const Reader& read) {
+  const Setting<std::string> device = read.text("/zero_optimization/offload_optimizer/device");
+  return {device.value == to_string(Offload::kCpu) ? Offload::kCpu : Offload::kNone, device.origin,
+          device.where};
+}
+
 Setting<double> resolve_clipping(const Reader& read, const Arguments& arguments) {
   constexpr std::string_view kPath = "/gradient_clipping";
   if (!read.is_auto(kPath)) {
@@ -103,6 +109,7 @@ Settings resolve(const Config& config, const Launch& launch, const Arguments& ar
   s.reduce_bucket_size = read.integer<std::int64_t>("/zero_optimization/reduce_bucket_size");
   s.allgather_bucket_size = read.integer<std::int64_t>("/zero_optimization/allgather_bucket_size");
   s.overlap_comm = read.boolean("/zero_optimization/overlap_comm");
+  s.offload_optimizer = resolve_offload(read);
   s.gradient_clipping = resolve_clipping(read, arguments);
   s.loss_scale = resolve_loss_scale(read, s.weight);
   s.batch = resolve_batch(read, launch, arguments);

@@ -60,6 +60,7 @@ std::vector<SettingLine> setting_lines(const Settings& s) {
       line("reduce_bucket_size", s.reduce_bucket_size),
       line("allgather_bucket_size", s.allgather_bucket_size),
       line("overlap_comm", s.overlap_comm),
+      line("offload_optimizer", s.offload_optimizer),
       line("gradient_clipping", s.gradient_clipping),
       {"loss_scale", loss_scale_text(s.loss_scale), s.loss_scale.origin, s.loss_scale.where},
       {"optimizer", adam_text(s.adam), s.adam.origin, s.adam.where},

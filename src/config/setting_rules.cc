@@ -58,14 +58,6 @@ constexpr SettingRule kRules[] = {
                           to_string(s.weight.value));
      },
      "the weight's own dtype (others are not yet supported)", "remove the key"},
-    {"/zerofp8/comm_backend", true,
-     [](const Settings&, const Written& w) {
-       const Value* backend = w.find("/zerofp8/comm_backend");
-       return backend && std::get<std::string>(backend->data) == "nccl";
-     },
-     [](const Settings&, const Written&) { return std::string("\"nccl\""); },
-     "\"auto\", \"torch\" or \"mpi\" (the engine runs on CPUs so far, NCCL moves GPU memory)",
-     "remove the key"},
     {"/zerofp8/overrides", true,
      [](const Settings&, const Written& w) {
        const Value* overrides = w.find("/zerofp8/overrides");

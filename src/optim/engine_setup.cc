@@ -164,6 +164,13 @@ void Engine::Impl::check_arguments() const {
     for (const auto& [name, comm] : groups.tied) {
       check_memory_of("tied name \"" + name + "\"", comm);
     }
+    if (settings.offload_optimizer == Offload::kCpu && !device->is_host()) {
+      throw ArgumentError(
+          fmt::format("/zero_optimization/offload_optimizer/device is \"cpu\", the engine runs on "
+                      "{}; give it no device, and weights and gradients in host memory, or set the "
+                      "key to \"none\"",
+                      device->name()));
+    }
     for (const AdamOptions& o : options.groups) {
       if (const std::string fault = fault_of(o); !fault.empty()) throw ArgumentError(fault);
     }

@@ -92,9 +92,16 @@ def test_mpi_library_that_does_not_load(under_mpirun, monkeypatch):
         of_backend("mpi")
 
 
-def test_nccl_is_refused_by_name():
-    with pytest.raises(zerofp8.UnsupportedError, match='comm_backend: given "nccl".*"mpi"'):
-        of_backend("nccl")
+def nccl_with_host_memory(rank):
+    of_backend("nccl")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nccl_for_a_model_on_the_cpu_is_an_error_on_all_ranks(ranks):
+    errors = run_ranks(ranks, nccl_with_host_memory, errors=True)
+    assert len({str(e) for e in errors}) == 1 and isinstance(errors[0], zerofp8.ConfigError)
+    assert 'comm_backend: given "nccl", and state is on the CPU' in str(errors[0])
+    assert 'move the model to a CUDA device' in str(errors[0])
 
 
 def test_package_needs_no_mpi_library():

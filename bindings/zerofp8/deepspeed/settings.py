@@ -12,6 +12,8 @@ from ..errors import ConfigError, UnsupportedError
 _REFUSED = (
     ("/sequence_parallel_size", 1, "sequence parallelism is not supported: remove it"),
     ("/tensor_parallel/autotp_size", 1, "pass an mpu with tensor parallel groups instead"),
+    ("/zero_optimization/offload_optimizer/device", "none", "DeepSpeed's engines would bring an "
+     "optimizer of their own: remove it, or write your own loop"),
     ("/hybrid_engine/enabled", False, "the hybrid engine is not supported: turn it off"),
     ("/compile/deepcompile", False, "DeepCompile reduces gradients itself: turn it off"),
 )

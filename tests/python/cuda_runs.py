@@ -1,0 +1,40 @@
+"""Runs of test_cuda.py and job_cuda.py, on either device."""
+
+import torch
+from reference import seeded_model
+
+import zerofp8
+
+
+def make(device, level, backend="auto", offload=False, stage=1):
+    model = seeded_model(torch.bfloat16, width=200).to(device)
+    model[2].weight.data = model[2].weight.data.t().contiguous().t()
+    config = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2,
+              "gradient_clipping": 0.5,
+              "zero_optimization": {"stage": stage, "offload_optimizer": {
+                  "device": "cpu" if offload else "none"}},
+              "zerofp8": {"opt_level": level, "fp32_moments_below": 0, "comm_backend": backend}}
+    return zerofp8.initialize(model, torch.optim.AdamW(model.parameters(), lr=3e-3), config,
+                              loss_is_divided=False, timeout=60)
+
+
+def gradients(model, step, rank, micro):
+    """Made up on the CPU, through autograd: the models' own would differ between devices."""
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + micro)
+    loss = 0
+    for p in model.parameters():
+        made = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
+        if step == 2 and rank == 0:
+            made = made * float("inf")
+        loss = loss + (p * made).sum()
+    loss.backward()
+
+
+def run(model, optimizer, numbers, rank=0):
+    found = []
+    for step in numbers:
+        for micro in range(2):
+            gradients(model, step, rank, micro)
+        report = optimizer.step()
+        found.append((report.applied, str(report.grad_norm)))
+    return found, [p.detach().cpu().float() for p in model.parameters()]
