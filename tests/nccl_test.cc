@@ -56,6 +56,16 @@ INSTANTIATE_TEST_SUITE_P(Host, NcclRanks,
                                   std::to_string(std::get<1>(test.param));
                          });
 
+// Made apart or split: kernels of all of them run in one order.
+TEST_F(NcclTest, CommunicatorsOfADeviceShareItsStream) {
+  const auto first = make_nccl_communicator(make_self_communicator(), 0);
+  const auto second = make_nccl_communicator(make_self_communicator(), 0);
+  const auto child = second->split(0, 0);
+  EXPECT_EQ(live_streams(), 1);
+  const auto other = make_nccl_communicator(make_self_communicator(), 1);
+  EXPECT_EQ(live_streams(), 2);
+}
+
 TEST_F(NcclTest, SaysWhatItIs) {
   EXPECT_TRUE(built_with_nccl());
   run_nccl(2, [](Communicator& comm) {

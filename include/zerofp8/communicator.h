@@ -150,9 +150,9 @@ bool built_with_mpi();
 // host while NCCL connects ranks that exchange for the first time. Sizes and labels are compared
 // only when a call has timed out.
 //
-// A communicator and those split from it share a stream: calls on all of them must be made in one
-// order that all ranks keep, from one thread at a time. Closing one waits for what it has queued,
-// 10 seconds at most.
+// All that a thread makes on one device share a stream, split from each other or not: calls on all
+// of them must be made in one order that all ranks keep, from one thread at a time. Closing one
+// waits for what it has queued, 10 seconds at most.
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> control,
                                                      int device);
 bool built_with_nccl();

@@ -2,7 +2,7 @@
 //
 // Calls only queue: the communication stream waits for the caller's, the collective follows, and
 // an event behind it lets the caller's stream go on (Work::wait). There is one communication stream
-// for a communicator and all that are split from it: kernels of two communicators that run at once
+// for all communicators of a device and thread: kernels of two communicators that run at once
 // may each hold what the other needs to start, on different ranks, so they run in one order.
 #pragma once
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "src/comm/nccl_communicator.h"
@@ -64,12 +66,21 @@ std::unique_ptr<nccl::Handle> meet(Communicator& control, int device, const nccl
   return handle;
 }
 
+// One stream for all communicators of a device, also those that are not split from each other, as
+// an engine's data ranks and experts are: see NcclRoot. Per thread: ranks may be threads.
+std::shared_ptr<NcclRoot> root_of_this_thread(int device) {
+  thread_local std::map<int, std::weak_ptr<NcclRoot>> roots;
+  std::shared_ptr<NcclRoot> root = roots[device].lock();
+  if (root == nullptr) roots[device] = root = std::make_shared<NcclRoot>(device);
+  return root;
+}
+
 // With a `root` to share, or null.
 std::unique_ptr<Communicator> open(std::unique_ptr<Communicator> control, int device,
                                    std::shared_ptr<NcclRoot> root) {
   Report mine;
   try {
-    if (root == nullptr) root = std::make_shared<NcclRoot>(device);
+    if (root == nullptr) root = root_of_this_thread(device);
     if (control->rank() == 0 && control->size() > 1) {
       nccl::check(ncclGetUniqueId(&mine.id), "ncclGetUniqueId");
     }
