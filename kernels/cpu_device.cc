@@ -271,23 +271,12 @@ class CpuDevice final : public Device {
     return amax;
   }
 
-  // Adds the first `count` of squares_, and carries: limbs below the top are in [0, 2^32) again.
   void add_to_limbs(std::int64_t* limbs, std::int64_t count) const {
     for (std::int64_t i = 0; i < count; ++i) {
       const double x = squares_[static_cast<std::size_t>(i)];
-      if (!(x <= 0x1p1000)) continue;  // of a block that is not finite
-      const ExactTerm term = element::exact_term(x);
-      if (term.limb < 0) continue;
-      if (term.limb == ExactLimbs::kLimbs) {
-        limbs[ExactLimbs::kLimbs] = 1;
-        continue;
-      }
-      for (int k = 0; k < 3; ++k) limbs[term.limb + k] += term.words[k];
+      if (x <= 0x1p1000) add_exactly(limbs, x);  // else of a block that is not finite
     }
-    for (int k = 0; k + 1 < ExactLimbs::kLimbs; ++k) {
-      limbs[k + 1] += limbs[k] >> 32;
-      limbs[k] &= 0xFFFFFFFF;
-    }
+    carry_exactly(limbs);
   }
 
   const Ops& ops_;

@@ -53,4 +53,23 @@ ZEROFP8_HD ExactTerm exact_term(double x) {
 }
 
 }  // namespace element
+
+// On the host, of kWords words: one more summand (finite, >= 0; up to 2^31 of them between two
+// carries), and every limb below the top back into [0, 2^32).
+inline void add_exactly(std::int64_t* words, double x) {
+  const ExactTerm term = element::exact_term(x);
+  if (term.limb < 0) return;
+  if (term.limb == ExactLimbs::kLimbs) {
+    words[ExactLimbs::kLimbs] = 1;
+    return;
+  }
+  for (int i = 0; i < 3; ++i) words[term.limb + i] += term.words[i];
+}
+inline void carry_exactly(std::int64_t* words) {
+  for (int i = 0; i + 1 < ExactLimbs::kLimbs; ++i) {
+    words[i + 1] += words[i] >> 32;
+    words[i] &= 0xFFFFFFFF;
+  }
+}
+
 }  // namespace zerofp8

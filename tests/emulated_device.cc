@@ -147,10 +147,7 @@ class EmulatedDevice final : public Device {
         }
         report(a.amax, amax);
         if (not_finite(amax)) continue;
-        const ExactTerm term = exact_term(columns[0].sum);
-        if (term.limb == ExactLimbs::kLimbs) ++a.limbs[ExactLimbs::kLimbs];
-        if (term.limb < 0 || term.limb == ExactLimbs::kLimbs) continue;
-        for (int i = 0; i < 3; ++i) a.limbs[term.limb + i] += term.words[i];
+        add_exactly(a.limbs, columns[0].sum);
       }
     });
   }
