@@ -96,9 +96,9 @@ void Engine::Impl::connect() {
     const auto bytes = static_cast<std::size_t>(comm->size());
     PooledBuffer send = pool.acquire(bytes), recv = pool.acquire(bytes);
     device->zero(send.data(), bytes);
-    const CallOptions options = payload_of(DType::kE4m3, "connecting");
-    comm->all_to_all({send.data(), bytes}, {recv.data(), bytes}, options)->wait();
-    comm->all_gather({send.data(), 1}, {recv.data(), bytes}, options)->wait();
+    const CallOptions call = payload_of(DType::kE4m3, "connecting");
+    comm->all_to_all({send.data(), bytes}, {recv.data(), bytes}, call)->wait();
+    comm->all_gather({send.data(), 1}, {recv.data(), bytes}, call)->wait();
   };
   for (Communicator* comm :
        {groups.data, shard_comm.get(), replica_comm.get(), in_node_comm.get(), across_comm.get()}) {
