@@ -1,16 +1,15 @@
-"""A job as users start it: `torchrun job.py` or `mpirun python job.py`. Prints a line per rank.
+"""A job as users start it: `torchrun job.py` or `mpirun python job.py`. Each rank tells of its run.
 
 An argument is the comm_backend: one for all ranks, or one for each.
 """
 
-import json
-import os
 import sys
 
 import torch
 
 import zerofp8
 from reference import loss_of, seeded_model
+from told import tell
 
 info = zerofp8.init_distributed(timeout=60)
 torch.set_num_threads(1)
@@ -28,7 +27,6 @@ for step in range(10):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-# One write, so that lines of several ranks do not mix.
-os.write(1, (json.dumps({"rank": info.rank, "size": info.size, "local_rank": info.local_rank,
-                         "source": info.source, "connected by": optimizer.plan.connected_by,
-                         "losses": losses}) + "\n").encode())
+tell({"rank": info.rank, "size": info.size, "local_rank": info.local_rank,
+      "source": info.source, "connected by": optimizer.plan.connected_by,
+      "losses": losses})

@@ -1,11 +1,13 @@
 """Starts jobs as users do, with torchrun or mpirun."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from told import FOLDER, told
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -34,8 +36,8 @@ def has_mpirun():
 
 
 def lines(command):
-    """The line of JSON that each rank prints, in the order of ranks."""
-    done = run(command)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(x) for x in done.stdout.splitlines() if x.startswith("{")]
-    return sorted(found, key=lambda line: line["rank"])
+    """What each rank of a job tells, in the order of ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = run(command, **{FOLDER: folder})
+        assert done.returncode == 0, done.stderr[-3000:]
+        return told(folder)
