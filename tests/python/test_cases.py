@@ -100,7 +100,7 @@ def test_case_8():
         assert gradient == 99840.0 and applied
         assert wire["fp32"] >= 4 * 128
     for _, applied, bad, wire in run_ranks(2, case_8, "fp16"):
-        assert not applied and bad == "p.0" and wire["fp16"] == 2 * 128
+        assert not applied and bad == "p.0" and wire["fp16"] == 2 * 4 * 128  # a shard is 4 blocks
 
 
 def case_12(rank, deferred):
