@@ -81,16 +81,14 @@ TEST(EngineOnDevice, OffloadedStateIsRefused) {
 
 // A communicator of device memory, as NCCL's is: what it queued may turn out to have failed only
 // after its Work let the stream go on.
-class LateFailure final : public Communicator {
+class LateFailure final : public ForwardingCommunicator {
  public:
-  LateFailure(Communicator& comm, Device& device) : comm_(comm, device) {}
+  LateFailure(Communicator& comm, Device& device)
+      : ForwardingCommunicator(&comm_), comm_(comm, device) {}
   std::string story;
   std::vector<std::string> labels;
 
-  bool on_device() const override { return true; }
   std::string failure() const override { return story; }
-  int rank() const override { return comm_.rank(); }
-  int size() const override { return comm_.size(); }
   std::string backend() const override { return "late"; }
   std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
                                    const CallOptions& options) override {
@@ -107,24 +105,6 @@ class LateFailure final : public Communicator {
     ADD_FAILURE() << "a broadcast of " << options.label;
     return comm_.broadcast(data, root, options);
   }
-  void all_reduce(std::span<float> data, ReduceOp op) override { comm_.all_reduce(data, op); }
-  void all_reduce(std::span<double> data, ReduceOp op) override { comm_.all_reduce(data, op); }
-  void all_reduce(std::span<std::int32_t> data, ReduceOp op) override {
-    comm_.all_reduce(data, op);
-  }
-  void all_reduce(std::span<std::int64_t> data, ReduceOp op) override {
-    comm_.all_reduce(data, op);
-  }
-  void gather_control(std::span<const std::byte> send, std::span<std::byte> recv) override {
-    comm_.gather_control(send, recv);
-  }
-  void barrier(std::chrono::milliseconds timeout) override { comm_.barrier(timeout); }
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    return comm_.split(color, key);
-  }
-  void set_timeout(std::chrono::milliseconds timeout) override { comm_.set_timeout(timeout); }
-  std::chrono::milliseconds timeout() const override { return comm_.timeout(); }
-  WireBytes bytes_sent() const override { return comm_.bytes_sent(); }
 
  private:
   StagedCommunicator comm_;

@@ -2,9 +2,9 @@
 // decode and add in FP32 in rank order -> one multiplication. Two roundings whatever the number of
 // ranks, so the error does not grow with them (design: docs/numerics.md, "Reduce-scatter").
 //
-//   ReduceScatter rs({&comm}, device, pool, layout, memory, Storage::kE4m3Block);  // starts
-//   sending rs.wait(); device.decode_sum({.in = rs.received(offset), .out = out, .elements = n});
-//   // of the shard
+//   ReduceScatter rs({&comm}, device, pool, layout, memory, Storage::kE4m3Block);   // sends
+//   rs.wait();
+//   device.decode_sum({.in = rs.received(offset), .out = out, .elements = n});      // of the shard
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,7 @@ CallOptions without_stream(CallOptions options) {
 }  // namespace
 
 StagedCommunicator::StagedCommunicator(Communicator& inner, Device& device)
-    : inner_(inner), device_(device), pool_(device.host_allocator()) {}
+    : ForwardingCommunicator(&inner), device_(device), pool_(device.host_allocator()) {}
 
 PooledBuffer StagedCommunicator::on_host(std::span<const std::byte> data) {
   PooledBuffer memory = pool_.acquire(data.size());
@@ -78,10 +78,6 @@ std::unique_ptr<Work> StagedCommunicator::broadcast(std::span<std::byte> data, i
   auto work = std::make_unique<StagedWork>(device_, on_host(data), PooledBuffer{}, data);
   work->start(inner_.broadcast({work->sent(), data.size()}, root, without_stream(options)));
   return work;
-}
-
-std::unique_ptr<Communicator> StagedCommunicator::split(int color, int key) {
-  return inner_.split(color, key);
 }
 
 }  // namespace zerofp8
