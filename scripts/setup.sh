@@ -7,8 +7,10 @@ cd "$ROOT"
 VENV=${ZEROFP8_VENV:-$ROOT/.venv}
 PACKAGES=(g++ cmake ninja-build python3 python3-venv openmpi-bin libopenmpi-dev nlohmann-json3-dev libgtest-dev
           libbenchmark-dev libcli11-dev libfmt-dev libxxhash-dev binutils)
+# Its builds compile many sources several times with the same options.
+if [ "${ZEROFP8_FULL:-0}" = 1 ]; then PACKAGES+=(ccache); fi
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %s  (%s)\n' "$*" "$(date +%T)"; }
 
 # nproc would answer with OMP_NUM_THREADS, which is 1 for the ranks.
 CPUS=$(env -u OMP_NUM_THREADS nproc)
