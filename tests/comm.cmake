@@ -10,7 +10,7 @@ if(ZEROFP8_WITH_NCCL)
   foreach(file IN ITEMS api collectives communicator link start watchdog)
     target_sources(nccl_test PRIVATE ${PROJECT_SOURCE_DIR}/src/comm/nccl_${file}.cc)
   endforeach()
-  target_sources(nccl_test PRIVATE nccl_fault_test.cc fake_cuda.cc fake_nccl.cc)
+  target_sources(nccl_test PRIVATE nccl_capture_test.cc nccl_fault_test.cc fake_cuda.cc fake_nccl.cc)
   target_link_libraries(nccl_test PRIVATE NCCL::NCCL CUDA::cudart_static)
 endif()
 

@@ -1,5 +1,6 @@
 #include "tests/fake_cuda.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int kDevices = 8;
 thread_local int current_device = 0;
+thread_local bool relaxed = false;  // cudaStreamCaptureModeRelaxed
 
 struct EventState {
   std::mutex mutex;
@@ -75,6 +77,7 @@ class FakeStream {
 
 struct FakeEvent {
   int device;
+  bool captured = false;  // what was recorded last
   std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
@@ -85,6 +88,7 @@ struct Registry {
   std::set<FakeEvent*> events;
   std::array<std::unique_ptr<FakeStream>, kDevices> default_streams;
   std::array<int, kDevices> records_until_failure{};
+  std::array<bool, kDevices> capturing{};
   std::string misuse;
 };
 Registry& registry() {
@@ -120,6 +124,11 @@ void enqueue(cudaStream_t stream, Task task) {
   FakeStream* found = find(stream);
   if (found == nullptr) return report_misuse("work for a stream that does not exist");
   found->push(std::move(task));
+}
+
+void set_capturing(int device, bool capturing) {
+  std::lock_guard lock(registry().mutex);
+  registry().capturing[static_cast<std::size_t>(device)] = capturing;
 }
 
 void synchronize(cudaStream_t stream) {
@@ -233,6 +242,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     std::lock_guard lock(registry().mutex);
     int& left = registry().records_until_failure[static_cast<std::size_t>(on->device())];
     if (left > 0 && --left == 0) return cudaErrorIllegalAddress;
+    found->captured = registry().capturing[static_cast<std::size_t>(on->device())];
   }
   std::uint64_t version = 0;
   {
@@ -250,6 +260,18 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FakeEvent* found = find(event);
   if (found == nullptr) return misused("cudaEventQuery of an event that does not exist");
+  {
+    std::lock_guard lock(registry().mutex);
+    if (found->captured) {
+      registry().misuse += "cudaEventQuery of a captured event\n";
+      return cudaErrorCapturedEvent;
+    }
+    const auto& capturing = registry().capturing;
+    if (!relaxed && std::find(capturing.begin(), capturing.end(), true) != capturing.end()) {
+      registry().misuse += "cudaEventQuery ends a capture of another thread\n";
+      return cudaErrorStreamCaptureUnsupported;
+    }
+  }
   std::lock_guard lock(found->state->mutex);
   return found->state->happened >= found->state->recorded ? cudaSuccess : cudaErrorNotReady;
 }
@@ -265,6 +287,22 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   }
   if (version == 0) report_misuse("a stream waits for an event that was never recorded");
   on->push([state = found->state, version] { await(*state, version); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  FakeStream* on = find(stream);
+  if (on == nullptr) return misused("cudaStreamIsCapturing: no such stream");
+  std::lock_guard lock(registry().mutex);
+  *status = registry().capturing[static_cast<std::size_t>(on->device())]
+                ? cudaStreamCaptureStatusActive
+                : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  const bool before = std::exchange(relaxed, *mode == cudaStreamCaptureModeRelaxed);
+  *mode = before ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeGlobal;
   return cudaSuccess;
 }
 

@@ -25,6 +25,9 @@ std::string take_misuse();  // what was reported since it was last called
 
 // Makes the n-th call from now of cudaEventRecord on `device` fail; 0: none.
 void break_event_record(int device, int nth);
+// From now on what is queued on the device's streams counts as captured into a graph, or no longer.
+// It runs all the same, as in a replay right behind the capture.
+void set_capturing(int device, bool capturing);
 // Number of streams (without default ones) and events that exist.
 int live_streams();
 int live_events();

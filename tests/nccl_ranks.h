@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/comm/forwarding_communicator.h"
 #include "tests/comm_checks.h"
 #include "tests/fake_nccl.h"
 #include "tests/thread_ranks.h"
@@ -90,15 +91,13 @@ inline void wait_on_host(const Work& work) {
 
 // Lets the checks for host memory judge a device communicator: its wait() waits for the default
 // stream of the device, too.
-class HostView final : public Communicator {
+class HostView final : public ForwardingCommunicator {
  public:
-  HostView(Communicator& inner, int device) : inner_(inner), device_(device) {}
+  HostView(Communicator& inner, int device) : ForwardingCommunicator(&inner), device_(device) {}
   HostView(std::unique_ptr<Communicator> inner, int device)
-      : owned_(std::move(inner)), inner_(*owned_), device_(device) {}
+      : ForwardingCommunicator(inner.get()), owned_(std::move(inner)), device_(device) {}
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  std::string backend() const override { return inner_.backend(); }
+  bool on_device() const override { return false; }
   std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
                                    const CallOptions& options) override {
     return view(inner_.all_to_all(send, recv, options));
@@ -111,24 +110,9 @@ class HostView final : public Communicator {
                                   const CallOptions& options) override {
     return view(inner_.broadcast(data, root, options));
   }
-  void all_reduce(std::span<float> data, ReduceOp op) override { inner_.all_reduce(data, op); }
-  void all_reduce(std::span<double> data, ReduceOp op) override { inner_.all_reduce(data, op); }
-  void all_reduce(std::span<std::int32_t> data, ReduceOp op) override {
-    inner_.all_reduce(data, op);
-  }
-  void all_reduce(std::span<std::int64_t> data, ReduceOp op) override {
-    inner_.all_reduce(data, op);
-  }
-  void gather_control(std::span<const std::byte> send, std::span<std::byte> recv) override {
-    inner_.gather_control(send, recv);
-  }
-  void barrier(std::chrono::milliseconds timeout) override { inner_.barrier(timeout); }
   std::unique_ptr<Communicator> split(int color, int key) override {
     return std::make_unique<HostView>(inner_.split(color, key), device_);
   }
-  void set_timeout(std::chrono::milliseconds timeout) override { inner_.set_timeout(timeout); }
-  std::chrono::milliseconds timeout() const override { return inner_.timeout(); }
-  WireBytes bytes_sent() const override { return inner_.bytes_sent(); }
 
  private:
   class HostWork final : public Work {
@@ -155,7 +139,6 @@ class HostView final : public Communicator {
   }
 
   std::unique_ptr<Communicator> owned_;
-  Communicator& inner_;
   int device_;
 };
 

@@ -80,6 +80,10 @@ class Communicator {
   // Why it has failed, where Work::wait() may return before that is known (payloads on a device):
   // asked once the device is through with them. Empty: it has not.
   virtual std::string failure() const { return ""; }
+  // For collectives that were captured into a CUDA graph: its replays run behind the communicator's
+  // back. What is queued on `stream` at this call is watched as one collective from now on: its
+  // time-out, who is absent, NCCL's errors; it ends rather than hangs. Does nothing on hosts.
+  virtual void watch(StreamHandle) {}
 
   // Part i of `send` goes to rank i; part i of `recv` comes from rank i. Both hold size() equal
   // parts; sizes are 64-bit and messages are split below INT_MAX bytes.

@@ -18,6 +18,7 @@ class ForwardingCommunicator : public Communicator {
   std::string backend() const override { return inner_.backend(); }
   bool on_device() const override { return inner_.on_device(); }
   std::string failure() const override { return inner_.failure(); }
+  void watch(StreamHandle stream) override { inner_.watch(stream); }
 
   std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
                                    const CallOptions& options) override {

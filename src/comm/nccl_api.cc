@@ -30,6 +30,12 @@ void check(ncclResult_t code, const std::string& what, ncclComm_t comm) {
   throw CommError(text);
 }
 
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 Selected::Selected(int device) : device_(device) {
   check(cudaGetDevice(&before_), "cudaGetDevice");
   if (before_ != device) check(cudaSetDevice(device), fmt::format("cuda:{}", device));

@@ -20,6 +20,9 @@ namespace zerofp8::nccl {
 void check(cudaError_t code, const std::string& what);
 void check(ncclResult_t code, const std::string& what, ncclComm_t comm = nullptr);
 
+// Whether what is queued on the stream is captured into a graph.
+bool is_captured(cudaStream_t stream);
+
 // Selects a device for this thread, and what was selected before when it ends. Threads that have
 // selected it already are left alone: selecting makes a context.
 class Selected {

@@ -15,12 +15,14 @@ namespace {
 // no effect here.
 class NcclWork final : public Work {
  public:
+  // `captured`: into a graph. Nothing runs yet then, and CUDA takes no questions about its events.
   NcclWork(std::shared_ptr<NcclRoot> root, std::shared_ptr<NcclLink> link,
-           std::shared_ptr<nccl::Event> finished, cudaStream_t stream)
+           std::shared_ptr<nccl::Event> finished, cudaStream_t stream, bool captured)
       : root_(std::move(root)),
         link_(std::move(link)),
         finished_(std::move(finished)),
-        stream_(stream) {}
+        stream_(stream),
+        captured_(captured) {}
   // The stream waits in any case: buffers are used again in its order.
   ~NcclWork() override {
     if (waited_ || link_->failed()) return;
@@ -31,7 +33,7 @@ class NcclWork final : public Work {
     }
   }
   bool done() const override {
-    if (link_->failed()) return true;
+    if (link_->failed() || captured_) return true;
     try {
       return finished_->happened();
     } catch (const CommError& error) {
@@ -58,6 +60,7 @@ class NcclWork final : public Work {
   std::shared_ptr<NcclLink> link_;
   std::shared_ptr<nccl::Event> finished_;
   cudaStream_t stream_;
+  bool captured_;
   bool waited_ = false;
 };
 
@@ -123,11 +126,13 @@ std::unique_ptr<Work> NcclCommunicator::start(const Plan& plan, const CallOption
   const cudaStream_t stream = root_->stream.get();
   const auto callers = static_cast<cudaStream_t>(options.stream);
   std::shared_ptr<nccl::Event> finished;
+  bool captured = false;
   try {
     const nccl::Selected selected(root_->device);
     const std::shared_ptr<nccl::Event> ready = root_->events.take();
     ready->record(callers);
     ready->hold_back(stream);
+    captured = nccl::is_captured(stream);
     queue(plan, stream);
     finished = root_->events.take();
     finished->record(stream);
@@ -138,9 +143,25 @@ std::unique_ptr<Work> NcclCommunicator::start(const Plan& plan, const CallOption
     const Failure failure = link_->failure();
     throw CommError(failure.story, failure.absent_ranks);
   }
-  root_->watchdog.watch(link_, plan.call, finished);
+  if (!captured) root_->watchdog.watch(link_, plan.call, finished);
   sent_.payload[static_cast<std::size_t>(options.dtype)] += plan.call.bytes_to_others;
-  return std::make_unique<NcclWork>(root_, link_, std::move(finished), callers);
+  return std::make_unique<NcclWork>(root_, link_, std::move(finished), callers, captured);
+}
+
+void NcclCommunicator::watch(StreamHandle stream) {
+  if (link_->handle() == nullptr) return;
+  constexpr char kReplays[] = "replays of captured collectives";
+  throw_if_failed("watching", kReplays);
+  ++calls_;
+  const NcclCall call = new_call(Collective::kAllGather, 0, 0, {.label = kReplays});
+  try {
+    const nccl::Selected selected(root_->device);
+    const std::shared_ptr<nccl::Event> ended = root_->events.take();
+    ended->record(static_cast<cudaStream_t>(stream));
+    root_->watchdog.watch(link_, call, ended);
+  } catch (const CommError& error) {
+    link_->fail({describe(call) + " on this rank: " + error.what(), {}});
+  }
 }
 
 // Other ranks may be in a control call with this one: closing it tells them.

@@ -40,6 +40,7 @@ class NcclCommunicator final : public Communicator {
   std::string failure() const override {
     return link_->failed() ? link_->failure().story : std::string();
   }
+  void watch(StreamHandle stream) override;
 
   std::unique_ptr<Work> all_to_all(std::span<const std::byte> send, std::span<std::byte> recv,
                                    const CallOptions& options) override;

@@ -14,10 +14,13 @@ constexpr std::chrono::milliseconds kBetweenLooks{20};
 
 }  // namespace
 
-// Selects the device, or its questions would make a context on the first one.
+// Selects the device, or its questions would make a context on the first one. And they are about
+// events outside of any graph: without saying so, they would end a capture of another thread.
 NcclWatchdog::NcclWatchdog(int device)
     : thread_([this, device] {
         cudaSetDevice(device);
+        cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+        cudaThreadExchangeStreamCaptureMode(&mode);
         run();
       }) {}
 
