@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/plain_adam.h"
 #include "src/optim/adam_scalars.h"
 #include "tests/emulated_device.h"
 #include "zerofp8/error.h"
@@ -172,6 +173,33 @@ void adam(benchmark::State& state, const Level& level) {
           [&] { device().adam(launch); });
 }
 
+#if defined(ZEROFP8_BENCH_CUDA)
+void plain_adam(benchmark::State& state) {
+  const std::int64_t n = elements();
+  Memory grad(Storage::kBf16, n), weight(Storage::kBf16, n);
+  Memory m(Storage::kFp32, n), v(Storage::kFp32, n), master(Storage::kFp32, n);
+  const auto floats = [](Memory& memory) { return static_cast<float*>(memory.view().codes); };
+  const bench::PlainAdam args{.grad = static_cast<std::uint16_t*>(grad.view().codes),
+                              .exp_avg = floats(m),
+                              .exp_avg_sq = floats(v),
+                              .master = floats(master),
+                              .weight = static_cast<std::uint16_t*>(weight.view().codes),
+                              .elements = n,
+                              .lr = 1e-3f,
+                              .beta1 = 0.9f,
+                              .beta2 = 0.999f,
+                              .eps = 1e-8f,
+                              .weight_decay = 0.01f,
+                              .correction1 = 0.1f,
+                              .correction2 = 0.001f};
+  measure(state, n, static_cast<double>(n) * (2 + 2 + 6 * 4), [&] {
+    if (const int code = bench::plain_adam(args, device().stream()); code != 0) {
+      throw DeviceError("plain_adam: CUDA error " + std::to_string(code));
+    }
+  });
+}
+#endif
+
 void add(const std::string& name, const std::function<void(benchmark::State&)>& run) {
   benchmark::RegisterBenchmark(name.c_str(), run)->UseRealTime();
 }
@@ -190,6 +218,9 @@ void add_all() {
   for (const Level& level : kLevels) {
     add(std::string("adam/") + level.name, [&level](auto& s) { adam(s, level); });
   }
+#if defined(ZEROFP8_BENCH_CUDA)
+  if (!emulated()) add("peer/adam_fp32_state", plain_adam);
+#endif
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ struct EngineArguments {
   bool loss_is_divided = false;
   int threads = 1;
   std::shared_ptr<Device> device;
+  bool capturable = false;
 };
 
 // An engine and the communicators that must outlive it.
@@ -58,10 +59,14 @@ class PyEngine {
       groups.reduce[name] = {group.first.get(), group.second};
     }
     const py::gil_scoped_release release;
-    engine_ = of_this_process(
-        std::make_unique<Engine>(a.settings, std::move(a.parameters), groups,
-                                 EngineOptions{std::move(a.groups), a.loss_is_divided, a.threads,
-                                               std::move(a.device), std::move(log)}));
+    engine_ =
+        of_this_process(std::make_unique<Engine>(a.settings, std::move(a.parameters), groups,
+                                                 EngineOptions{.groups = std::move(a.groups),
+                                                               .loss_is_divided = a.loss_is_divided,
+                                                               .capturable = a.capturable,
+                                                               .threads = a.threads,
+                                                               .device = std::move(a.device),
+                                                               .log = std::move(log)}));
   }
 
   Engine& engine() {
@@ -263,23 +268,24 @@ void bind_engine(py::module_& m) {
   bind_device(m);
   py::class_<PyEngine> engine(m, "Engine");
   engine
-      .def(py::init([](const Settings& settings, std::vector<Parameter> parameters,
-                       std::vector<AdamOptions> groups, SharedComm data, SharedComm model,
-                       std::map<std::string, SharedComm> tied,
-                       std::map<std::string, std::pair<SharedComm, double>> reduce,
-                       bool loss_is_divided, int threads, std::shared_ptr<Device> device,
-                       std::function<void(const std::string&)> log) {
-             return std::make_unique<PyEngine>(
-                 EngineArguments{settings, std::move(parameters), std::move(groups),
-                                 std::move(data), std::move(model), std::move(tied),
-                                 std::move(reduce), loss_is_divided, threads, std::move(device)},
-                 std::move(log));
-           }),
-           py::arg("settings"), py::arg("parameters"), py::arg("groups"), py::arg("data"),
-           py::arg("model") = nullptr, py::arg("tied") = std::map<std::string, SharedComm>{},
-           py::arg("reduce") = std::map<std::string, std::pair<SharedComm, double>>{},
-           py::arg("loss_is_divided") = false, py::arg("threads") = 1, py::arg("device") = nullptr,
-           py::arg("log") = nullptr)
+      .def(
+          py::init([](const Settings& settings, std::vector<Parameter> parameters,
+                      std::vector<AdamOptions> groups, SharedComm data, SharedComm model,
+                      std::map<std::string, SharedComm> tied,
+                      std::map<std::string, std::pair<SharedComm, double>> reduce,
+                      bool loss_is_divided, int threads, std::shared_ptr<Device> device,
+                      bool capturable, std::function<void(const std::string&)> log) {
+            return std::make_unique<PyEngine>(
+                EngineArguments{settings, std::move(parameters), std::move(groups), std::move(data),
+                                std::move(model), std::move(tied), std::move(reduce),
+                                loss_is_divided, threads, std::move(device), capturable},
+                std::move(log));
+          }),
+          py::arg("settings"), py::arg("parameters"), py::arg("groups"), py::arg("data"),
+          py::arg("model") = nullptr, py::arg("tied") = std::map<std::string, SharedComm>{},
+          py::arg("reduce") = std::map<std::string, std::pair<SharedComm, double>>{},
+          py::arg("loss_is_divided") = false, py::arg("threads") = 1, py::arg("device") = nullptr,
+          py::arg("capturable") = false, py::arg("log") = nullptr)
       .def("close", &PyEngine::close, Release())
       .def(
           "add_gradient",
@@ -295,8 +301,15 @@ void bind_engine(py::module_& m) {
       .def(
           "step", [](PyEngine& e) { return e.engine().step(); }, Release())
       .def(
+          "enqueue_step", [](PyEngine& e) { e.engine().enqueue_step(); }, Release())
+      .def(
+          "fetch_report", [](PyEngine& e) { return e.engine().fetch_report(); }, Release())
+      .def(
+          "write_groups", [](PyEngine& e) { e.engine().write_groups(); }, Release())
+      .def(
           "discard_gradients", [](PyEngine& e) { e.engine().discard_gradients(); }, Release())
-      .def("grad_norm", [](PyEngine& e) { return e.engine().grad_norm(); })
+      .def(
+          "grad_norm", [](PyEngine& e) { return e.engine().grad_norm(); }, Release())
       .def("gradient_norms",
            [](PyEngine& e) {
              const py::gil_scoped_release release;
@@ -310,9 +323,13 @@ void bind_engine(py::module_& m) {
       .def("get_group", [](PyEngine& e, int i) { return e.engine().group(i); })
       .def("data_rank", &PyEngine::data_rank)
       .def("backend", &PyEngine::backend)
-      .def("applied_steps", [](PyEngine& e) { return e.engine().applied_steps(); })
-      .def("skipped_steps", [](PyEngine& e) { return e.engine().skipped_steps(); })
-      .def("step_of", [](PyEngine& e, int parameter) { return e.engine().step_of(parameter); })
+      .def(
+          "applied_steps", [](PyEngine& e) { return e.engine().applied_steps(); }, Release())
+      .def(
+          "skipped_steps", [](PyEngine& e) { return e.engine().skipped_steps(); }, Release())
+      .def(
+          "step_of", [](PyEngine& e, int parameter) { return e.engine().step_of(parameter); },
+          Release())
       .def(
           "weight_changed", [](PyEngine& e, int p) { e.engine().weight_changed(p); }, Release())
       .def(

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "kernels/exact_limbs.h"
+#include "kernels/launch_args.h"
 #include "kernels/parallel.h"
+#include "kernels/step_element.h"
 #include "zerofp8/device.h"
 
 namespace zerofp8 {
@@ -21,13 +23,6 @@ void raise(std::uint32_t* amax, std::uint32_t bits) {
   if (amax != nullptr) *amax = std::max(*amax, bits);
 }
 
-View moved(const View& v, std::int64_t bytes) {
-  if (!v) return v;
-  char* scales = reinterpret_cast<char*>(v.scales);
-  return {v.storage, static_cast<char*>(v.codes) + bytes,
-          scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + bytes)};
-}
-
 // The views of a sum, `begin` elements further on.
 class Parts {
  public:
@@ -36,9 +31,9 @@ class Parts {
     views_.clear();
     residuals_.clear();
     for (int k = 0; k < in_.count; ++k) {
-      views_.push_back(moved(in_.part, k * in_.part_bytes).at(begin, block_));
+      views_.push_back(lane::moved(in_.part, k * in_.part_bytes).at(begin, block_));
       if (in_.residual) {
-        residuals_.push_back(moved(in_.residual, k * in_.part_bytes).at(begin, block_));
+        residuals_.push_back(lane::moved(in_.residual, k * in_.part_bytes).at(begin, block_));
       }
     }
     return ops.decode_sum(views_.data(), in_.residual ? residuals_.data() : nullptr, in_.count,
@@ -52,7 +47,7 @@ class Parts {
 };
 
 RandomStream moved(const RandomStream& stream, std::int64_t elements) {
-  return {stream.key, stream.offset + static_cast<std::uint64_t>(elements)};
+  return {lane::key_of(stream), stream.offset + static_cast<std::uint64_t>(elements)};
 }
 
 AdamArgs moved(const AdamArgs& whole, std::int64_t begin, std::int64_t n) {
@@ -77,6 +72,7 @@ class CpuDevice final : public Device {
   Allocator& host_allocator() override { return allocator_; }
   bool is_host() const override { return true; }
   void* stream() const override { return nullptr; }
+  bool is_capturing() const override { return false; }
   std::optional<std::size_t> free_bytes() const override { return std::nullopt; }
   std::string fault_of(const void*) const override { return ""; }
 
@@ -153,7 +149,9 @@ class CpuDevice final : public Device {
   }
 
   void adam(const AdamLaunch& launch) override {
-    const AdamArgs& a = launch.args;
+    if (lane::is_idle(launch)) return;
+    AdamArgs a = launch.args;
+    a.scalars = lane::scalars_of(launch);
     const std::int64_t whole = launch.weight_elements / a.block * a.block;
     std::uint32_t amax = parallel_blocks(
         whole, a.block, threads_,
@@ -196,6 +194,10 @@ class CpuDevice final : public Device {
       }
     }
   }
+
+  void make_part(const MakePartArgs& a) override { run_on_host(a); }
+  void combine_parts(const CombinePartsArgs& a) override { run_on_host(a); }
+  void decide(const DecideArgs& a) override { run_on_host(a); }
 
  private:
   static void copy_tail(std::byte* padded, const View& from, std::int64_t elements) {

@@ -16,6 +16,20 @@ void check(cudaError_t code, const std::string& what) {
   throw DeviceError(what + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code));
 }
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// Said before CUDA says so: its own error would end the capture without naming a cause.
+void refuse_capture(cudaStream_t stream, const std::string& what) {
+  if (!is_capturing(stream)) return;
+  throw DeviceError(what +
+                    " while its stream is captured into a graph; make the optimizer capturable, "
+                    "run at least one whole step before the capture, and ask for results after it");
+}
+
 // Selects a device for this thread, and what was selected before when it ends. Threads that have
 // selected it already, as programs with one device do at their start, are left alone: going back to
 // another device would make a context there.
@@ -42,6 +56,8 @@ class CudaAllocator final : public Allocator {
  protected:
   void* do_allocate(std::size_t bytes) override {
     const Selected selected(index_);
+    refuse_capture(stream_, "cuda:" + std::to_string(index_) + ": " + std::to_string(bytes) +
+                                " bytes would be allocated");
     void* data = nullptr;
     const cudaError_t code = cudaMalloc(&data, bytes);
     if (code == cudaErrorMemoryAllocation) {
@@ -108,6 +124,10 @@ class CudaDevice final : public Device {
   Allocator& host_allocator() override { return pinned_; }
   bool is_host() const override { return false; }
   void* stream() const override { return stream_; }
+  bool is_capturing() const override {
+    const Selected selected(index_);
+    return zerofp8::is_capturing(stream_);
+  }
   std::optional<std::size_t> free_bytes() const override {
     const Selected selected(index_);
     std::size_t free = 0, total = 0;
@@ -136,11 +156,14 @@ class CudaDevice final : public Device {
     transfer(to, host, bytes, cudaMemcpyHostToDevice);
   }
   void download(void* host, const void* from, std::size_t bytes) override {
+    const Selected selected(index_);
+    refuse_capture(stream_, name() + ": a copy to the host");
     transfer(host, from, bytes, cudaMemcpyDeviceToHost);
     synchronize();
   }
   void synchronize() override {
     const Selected selected(index_);  // the default stream is the selected device's
+    refuse_capture(stream_, name() + ": the host would wait for the device");
     check(cudaStreamSynchronize(stream_), name() + ": what was queued");
   }
 
@@ -154,6 +177,11 @@ class CudaDevice final : public Device {
   void follow_weights(const FollowArgs& a) override {
     launch("follow_weights", cuda::follow_weights, a);
   }
+  void make_part(const MakePartArgs& a) override { launch("make_part", cuda::make_part, a); }
+  void combine_parts(const CombinePartsArgs& a) override {
+    launch("combine_parts", cuda::combine_parts, a);
+  }
+  void decide(const DecideArgs& a) override { launch("decide", cuda::decide, a); }
 
  private:
   void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {

@@ -26,6 +26,7 @@ __device__ __forceinline__ void report(std::uint32_t* amax, std::uint32_t mine) 
 template <class Program>
 __global__ void __launch_bounds__(kThreads)
     run(const __grid_constant__ typename Program::Args args, const std::int64_t lanes) {
+  if (is_idle(args)) return;
   const int block = block_of(args);
   const int width = block / kElements;
   const unsigned in_warp = threadIdx.x % 32;

@@ -18,5 +18,9 @@ int adam(const AdamLaunch& args, const LaunchOn& on);
 int split_master(const MasterArgs& args, const LaunchOn& on);
 int join_master(const MasterArgs& args, const LaunchOn& on);
 int follow_weights(const FollowArgs& args, const LaunchOn& on);
+// cuda_step.cu
+int make_part(const MakePartArgs& args, const LaunchOn& on);
+int combine_parts(const CombinePartsArgs& args, const LaunchOn& on);
+int decide(const DecideArgs& args, const LaunchOn& on);
 
 }  // namespace zerofp8::cuda

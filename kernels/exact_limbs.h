@@ -54,7 +54,7 @@ ZEROFP8_HD ExactTerm exact_term(double x) {
 
 }  // namespace element
 
-// On the host, of kWords words: one more summand (finite, >= 0; up to 2^31 of them between two
+// Of kWords words: one more summand (on the host; finite, >= 0; up to 2^31 of them between two
 // carries), and every limb below the top back into [0, 2^32).
 inline void add_exactly(std::int64_t* words, double x) {
   const ExactTerm term = element::exact_term(x);
@@ -65,7 +65,10 @@ inline void add_exactly(std::int64_t* words, double x) {
   }
   for (int i = 0; i < 3; ++i) words[term.limb + i] += term.words[i];
 }
-inline void carry_exactly(std::int64_t* words) {
+ZEROFP8_HD void carry_exactly(std::int64_t* words) {
+#if defined(__CUDACC__)
+#pragma unroll 1  // unrolled, it would spill
+#endif
   for (int i = 0; i + 1 < ExactLimbs::kLimbs; ++i) {
     words[i + 1] += words[i] >> 32;
     words[i] &= 0xFFFFFFFF;

@@ -9,6 +9,7 @@
 
 #include "kernels/adam_element.h"
 #include "kernels/codec.h"
+#include "kernels/launch_args.h"
 #include "kernels/master_element.h"
 #include "zerofp8/element.h"
 #include "zerofp8/ops.h"
@@ -177,7 +178,8 @@ struct Draws {
 };
 ZEROFP8_HD Draws draws(const RandomStream& stream, std::int64_t first) {
   const std::uint64_t at = stream.offset + static_cast<std::uint64_t>(first);
-  return {granule_key(stream.key, at / kGranule), static_cast<std::uint32_t>(at % kGranule), 16};
+  return {granule_key(key_of(stream), at / kGranule), static_cast<std::uint32_t>(at % kGranule),
+          16};
 }
 ZEROFP8_HD Draws lower_half(const Draws& d) { return {d.base, d.lane, 0}; }
 ZEROFP8_HD std::uint32_t r16(const Draws& d, int i) {

@@ -36,13 +36,6 @@ struct OnePass {
   ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
 };
 
-ZEROFP8_HD View moved(const View& v, std::int64_t bytes) {
-  if (v.codes == nullptr) return v;
-  char* scales = reinterpret_cast<char*>(v.scales);
-  return {v.storage, static_cast<char*>(v.codes) + bytes,
-          scales == nullptr ? nullptr : reinterpret_cast<float*>(scales + bytes)};
-}
-
 // x = the lane's elements of the sum; the first summand may be the caller's, of `count` elements.
 template <Owner kOwner = Owner::kEngine>
 ZEROFP8_HD void sum_lane(const Summands& in, const Position& at, int count, float* x) {
@@ -168,6 +161,7 @@ struct AdamProgram {
 
   ZEROFP8_HD_MEMBER void load(const Args& launch, const Position& at) {
     const AdamArgs a = Formats::fix(launch.args);
+    const AdamScalars scalars = scalars_of(launch);
     float g[kElements] = {};
     load_master_lane<Owner::kEngine>(a.weight_dtype, a.weight, a.master_bits, a.master, at,
                                      valid(at.first, launch.weight_elements), p);
@@ -176,7 +170,7 @@ struct AdamProgram {
     decode_lane<Owner::kEngine>(a.exp_avg_sq, at, kElements, v);
     ZEROFP8_UNROLL
     for (int i = 0; i < kElements; ++i) {
-      const AdamElement next = adam_element<Formats::kRoot>(g[i], m[i], v[i], p[i], a.scalars);
+      const AdamElement next = adam_element<Formats::kRoot>(g[i], m[i], v[i], p[i], scalars);
       m[i] = next.m;
       v[i] = next.v;
       p[i] = next.p;

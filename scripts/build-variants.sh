@@ -27,7 +27,8 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
     CUOBJDUMP=$(find "$VENV" -type f -name cuobjdump | head -n 1)
     chmod +x "$(dirname "$CUOBJDUMP")/"{cuobjdump,nvdisasm}
   fi
-  preset cuda "device_test device_sums_test isa_test zerofp8_cli" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP"
+  preset cuda "device_test device_sums_test isa_test zerofp8_cli device_bench" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP" \
+    -DZEROFP8_BUILD_BENCHMARKS=ON
   ctest --test-dir build/cuda --output-on-failure -L '^(device|device_sums|isa)_test'
   ctest --test-dir build/cuda --no-tests=error -V -R '^cuda_object$'
   if grep -q '^NCCL_LIBRARY:FILEPATH=/' build/cuda/CMakeCache.txt; then

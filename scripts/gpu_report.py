@@ -67,9 +67,23 @@ def peers(elements, repetitions):
         optimizer.step()
         weight.copy_(master.detach())
 
-    return [{"name": f"torch {torch.__version__} fused AdamW, FP32", "elements_per_s": elements / median_seconds(optimizer.step)},
+    found = transformer_engine(torch, weight, median_seconds, elements)
+    return found + [{"name": f"torch {torch.__version__} fused AdamW, FP32", "elements_per_s": elements / median_seconds(optimizer.step)},
             {"name": f"torch {torch.__version__} fused AdamW, FP32 master + bf16 weight",
              "elements_per_s": elements / median_seconds(with_copy)}], ""
+
+
+def transformer_engine(torch, weight, median_seconds, elements):
+    """TransformerEngine's own FusedAdam, where it is installed; device_bench has a kernel of its kind (peer/adam_fp32_state)."""
+    try:
+        from transformer_engine.pytorch.optimizers import FusedAdam
+    except ImportError:
+        return []
+    parameter = torch.nn.Parameter(weight.clone())
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = FusedAdam([parameter], lr=1e-3, master_weights=True)
+    return [{"name": "TransformerEngine FusedAdam, FP32 state and master + bf16 weight",
+             "elements_per_s": elements / median_seconds(optimizer.step)}]
 
 
 def page(rows, others, why, device):
@@ -81,7 +95,7 @@ def page(rows, others, why, device):
     if why:
         return "\n".join([*lines, f"Not measured: {why}.", ""])
     lines += ["| optimizer | 1e9 parameters/s |", "|---|---|"]
-    adams = [r for r in rows if r["name"].startswith("adam/")]
+    adams = [r for r in rows if r["name"].startswith(("adam/", "peer/"))]
     lines += [f"| {r['name']} | {r['elements_per_s'] / 1e9:.2f} |" for r in [*others, *adams]]
     return "\n".join([*lines, ""])
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TESTS=(device_test device_sums_test isa_test blocks_test adam_kernel_test adam_guard_test accumulator_kernel_test)
 ENGINE_TESTS=(engine_device_test engine_matrix_test engine_reduction_test engine_norm_test engine_groups_test engine_adam_test
-              engine_writes_test engine_hyper_test checkpoint_damage_test)
+              engine_writes_test engine_hyper_test engine_queued_test checkpoint_damage_test)
 BIN=build/cuda/tests
 if [ "${1:-}" != --no-build ]; then
   cmake --preset cuda >/dev/null

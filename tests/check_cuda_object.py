@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Reads a CUDA object: every architecture is there, no kernel spills, and only the norm computes in double precision.
+"""Reads the CUDA objects: every architecture is there, no kernel spills, and of the kernels that run over elements only
+the norm computes in double precision. Those of a step's few scalars (cuda_step.cu) may.
 
-    tests/check_cuda_object.py OBJECT CUOBJDUMP sm_80 sm_90 sm_100     exit code 1 and a line per broken rule
+    tests/check_cuda_object.py OPS_OBJECT STEP_OBJECT CUOBJDUMP sm_80 sm_90 sm_100   exit code 1 and a line per broken rule
 """
 import re
 import subprocess
@@ -10,7 +11,7 @@ import sys
 NORM = "squares"  # the one kernel that may use double precision
 # DADD, DFMA, DMUL, DMNMX, DSETP, MUFU.RCP64H, and conversions from and to F64.
 DOUBLE = re.compile(r"\b(D(ADD|FMA|MUL|MNMX|SETP|MMA)\b|\S*64H\b|[FI]2[FI]\S*\.F64\S*)")
-FEWEST_KERNELS = 10
+FEWEST_KERNELS = {"ops": 10, "step": 3}
 
 
 def dump(cuobjdump, *arguments):
@@ -42,14 +43,17 @@ def double_precision(text):
             yield architecture, kernel, found.group(0)
 
 
-def check(rows, instructions, architectures):
-    by_architecture = {a: [r for r in rows if r[0] == a] for a in architectures}
-    for a, kernels in by_architecture.items():
-        if len(kernels) < FEWEST_KERNELS:
-            yield f"{a}: {len(kernels)} kernels, expected at least {FEWEST_KERNELS}"
+def check_resources(part, rows, architectures):
+    for a in architectures:
+        kernels = [row for row in rows if row[0] == a]
+        if len(kernels) < FEWEST_KERNELS[part]:
+            yield f"{a}: {len(kernels)} kernels in {part}, expected at least {FEWEST_KERNELS[part]}"
     for a, kernel, use in rows:
         if use.get("STACK", 0) or use.get("LOCAL", 0):
             yield f"{a}: {kernel} spills: {use}"
+
+
+def check_precision(instructions, architectures):
     norm = {a for a, kernel, _ in instructions if NORM in kernel}
     for a in architectures:
         if a not in norm:
@@ -60,13 +64,15 @@ def check(rows, instructions, architectures):
 
 
 def main():
-    obj, cuobjdump, *architectures = sys.argv[1:]
-    rows = list(resources(dump(cuobjdump, "--dump-resource-usage", obj)))
-    broken = list(check(rows, list(double_precision(dump(cuobjdump, "--dump-sass", obj))), architectures))
+    ops, step, cuobjdump, *architectures = sys.argv[1:]
+    broken = list(check_precision(list(double_precision(dump(cuobjdump, "--dump-sass", ops))), architectures))
+    for part, obj in (("ops", ops), ("step", step)):
+        rows = list(resources(dump(cuobjdump, "--dump-resource-usage", obj)))
+        broken += check_resources(part, rows, architectures)
+        for a in architectures:
+            registers = [use["REG"] for found, _, use in rows if found == a]
+            print(f"{a}: {part}: {len(registers)} kernels, {min(registers, default=0)} to {max(registers, default=0)} registers")
     print("\n".join(broken))
-    for a in architectures:
-        registers = [use["REG"] for found, _, use in rows if found == a]
-        print(f"{a}: {len(registers)} kernels, {min(registers, default=0)} to {max(registers, default=0)} registers")
     return bool(broken)
 
 

@@ -11,6 +11,7 @@
 
 #include "kernels/ieee_mode.h"
 #include "kernels/lane_programs.h"
+#include "kernels/step_element.h"
 #include "zerofp8/error.h"
 
 namespace zerofp8::test {
@@ -93,6 +94,7 @@ class EmulatedDevice final : public Device {
   Allocator& host_allocator() override { return host_; }
   bool is_host() const override { return false; }
   void* stream() const override { return nullptr; }
+  bool is_capturing() const override { return false; }
   std::optional<std::size_t> free_bytes() const override { return allocator_.free(); }
   std::string fault_of(const void* data) const override {
     return allocator_.holds(data) ? "" : "is in host memory";
@@ -130,6 +132,10 @@ class EmulatedDevice final : public Device {
   void join_master(const MasterArgs& a) override { run<JoinMasterProgram>(a); }
   void follow_weights(const FollowArgs& a) override { run<FollowProgram>(a); }
 
+  void make_part(const MakePartArgs& a) override { alone(a); }
+  void combine_parts(const CombinePartsArgs& a) override { alone(a); }
+  void decide(const DecideArgs& a) override { alone(a); }
+
   void sum_squares(const SquaresArgs& a) override {
     const Open open(*this);
     const LaunchShape shape = launch_shape(a.elements, a.block, kElements, options_.max_grid);
@@ -164,6 +170,11 @@ class EmulatedDevice final : public Device {
     IeeeMode mode_;
   };
 
+  template <class Args>
+  void alone(const Args& args) {
+    const Open open(*this);
+    run_on_host(args);
+  }
   static void report(std::uint32_t* amax, std::uint32_t mine) {
     if (amax != nullptr) *amax = std::max(*amax, mine);
   }
@@ -183,6 +194,7 @@ class EmulatedDevice final : public Device {
   template <class Program>
   void run(const typename Program::Args& args) {
     const Open open(*this);
+    if (is_idle(args)) return;
     const int block = block_of(args);
     const int width = block / kElements;
     const LaunchShape shape = launch_shape(elements_of(args), block, width, options_.max_grid);

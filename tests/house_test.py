@@ -13,7 +13,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # Public headers by layer; a layer includes its own and lower ones, never a sibling's.
 L0 = {"error", "dtype", "element", "buffer", "random"}
-HEADER_LAYER = {**{h: "base" for h in L0}, "ops": "kernels", "device": "kernels", "config": "config", "plan": "config", "partition": "partition",
+HEADER_LAYER = {**{h: "base" for h in L0}, "ops": "kernels", "device": "kernels", "device_step": "kernels", "config": "config", "plan": "config", "partition": "partition",
                 "communicator": "comm", "launch": "comm", "engine": "optim", "zerofp8": "all"}
 MAY_SEE = {
     "base": {"base"},

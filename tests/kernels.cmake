@@ -34,7 +34,7 @@ if(ZEROFP8_WITH_CUDA)
   find_program(ZEROFP8_CUOBJDUMP cuobjdump HINTS ${CUDAToolkit_BIN_DIR})
   if(ZEROFP8_CUOBJDUMP)
     add_test(NAME cuda_object COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/check_cuda_object.py
-      $<TARGET_OBJECTS:zerofp8_cuda_ops> ${ZEROFP8_CUOBJDUMP} sm_80 sm_90 sm_100)
+      $<TARGET_OBJECTS:zerofp8_cuda_ops> $<TARGET_OBJECTS:zerofp8_cuda_step> ${ZEROFP8_CUOBJDUMP} sm_80 sm_90 sm_100)
   else()
     message(WARNING "no cuobjdump (requirements-cuda.txt): registers and spills of CUDA kernels are not checked")
   endif()

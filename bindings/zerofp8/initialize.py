@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from . import _C, configs, devices, groups, integrations, reduce_groups
+from . import _C, capturable, configs, devices, groups, integrations, reduce_groups
 from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
@@ -19,7 +19,7 @@ logger = logging.getLogger("zerofp8")
 
 def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_group=None,
                pipeline_parallel_group=None, tensor_parallel_group=None, loss_is_divided=None,
-               timeout=600.0, use_te=False):
+               timeout=600.0, capturable=None, use_te=False):
     """Put a model's training into the hands of the engine. Collective over all given groups.
 
     Parameters
@@ -51,6 +51,11 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
         with A > 1.
     timeout : float
         Seconds after which a collective is a CommError that names the absent ranks.
+    capturable : bool, optional
+        Decide each step on the device: ``step`` waits for nothing there and may be captured into a
+        CUDA graph, with the backward passes before it (docs/python.md, "CUDA graphs"). The bits are
+        the same. Not with fp16 or offloaded state. Default: as the template has it
+        (``AdamW(..., capturable=True)``).
     use_te : bool
         MS-AMP's; only False.
 
@@ -80,17 +85,18 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     configs.refuse_transformer_engine(use_te)
     return start(model, optimizer, config, (data_parallel_group, pipeline_parallel_group,
                                             tensor_parallel_group),
-                 opt_level=opt_level, loss_is_divided=loss_is_divided, timeout=timeout)
+                 opt_level=opt_level, loss_is_divided=loss_is_divided, timeout=timeout,
+                 is_capturable=capturable)
 
 
 def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_divided=None,
-          timeout=600.0, integration=None):
+          timeout=600.0, integration=None, is_capturable=None):
     """``initialize`` for a trainer of the table of integrations; None: found from the groups."""
     layout, prepared, error = None, None, None
     try:
         layout = groups.Layout.of(*process_groups)
         prepared = _Prepared(model, optimizer, config, opt_level, layout, loss_is_divided,
-                             integration)
+                             integration, is_capturable)
     except Error as e:  # told to all ranks first
         error = e
     if layout is None:  # it is the groups that are wrong
@@ -115,7 +121,8 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
 class _Prepared:
     """What one rank can check by itself; nothing is sent, and only mirrors are allocated."""
 
-    def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration):
+    def __init__(self, model, template, config, opt_level, layout, loss_is_divided, integration,
+                 is_capturable):
         config, opt_level = configs.level_of(config, opt_level)
         check_model(model)
         check_template(template)
@@ -135,6 +142,9 @@ class _Prepared:
         self.backend = groups.choose_backend(self.config, self.placement)
         self.gpu = devices.identity(self.placement.index) if self.backend == "nccl" else None
         self.integration = integration or integrations.choose(len(layout.pipeline))
+        self.capturable = capturable.is_wanted(is_capturable, template)
+        if self.capturable:
+            capturable.check(self.settings, self.placement, self.integration)
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
         self.tied = self._find_tied()
@@ -168,14 +178,16 @@ class _Prepared:
         engine = self.placement.attach(_C.Engine(
             self.settings, [self._describe(n, first_holder) for n in self.parameters], self.options,
             data, model, self._summed_groups(tied, timeout), reduce, self.loss_is_divided,
-            configs.threads(), device=self.placement.engine_device(), log=_log))
+            configs.threads(), device=self.placement.engine_device(),
+            capturable=self.capturable, log=_log))
         taker = GradientTaker(engine, self.parameters, self.main_grads, self.model,
                               self.integration, self.settings.accumulation_sharded)
         if layout.rank == min(layout.data):
             logger.info("zerofp8: %s", configs.description(self.options))
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
-                         self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made)
+                         self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made,
+                         capturable=self.capturable)
 
     def _communicator(self, ranks, timeout, control_only=False):
         backend = "torch" if control_only and self.backend == "nccl" else self.backend

@@ -31,6 +31,7 @@ class Offload(Host):
     """
 
     kind = "the CPU (offloaded)"
+    is_offload = True
 
     def __init__(self, device, sharded, side=None, bytes_on_the_way=_BYTES_ON_THE_WAY):
         super().__init__(device)

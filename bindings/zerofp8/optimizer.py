@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from .capturable import PendingReport
 from .errors import ArgumentError, ConfigError, UnsupportedError
 from .parameters import adam_options, as_tuple
 from .plan import Plan
@@ -31,14 +32,12 @@ class Optimizer(torch.optim.Optimizer):
 
     Attributes
     ----------
-    last_report : StepReport or None
-        Of the last step: whether it was applied, norm, clip coefficient, loss scale, wire bytes.
     settings : Settings
         Which dtype every part uses, stage, micro-batches per step.
     """
 
     def __init__(self, template, engine, parameters, taker, settings, decoupled, has_loss=True,
-                 made=None):
+                 made=None, capturable=False):
         super().__init__(template.param_groups, dict(template.defaults))
         self._engine = engine
         self._parameters = parameters
@@ -52,8 +51,9 @@ class Optimizer(torch.optim.Optimizer):
         self._watch = WeightWatch(engine, parameters)
         self._reduced = False
         self._frozen_groups = True
+        self._capturable = capturable
+        self._report = None  # of the last step; with `capturable` the engine has it
         self.settings = settings
-        self.last_report = None
         taker.stand_for(self)
         self._give_back = weakref.finalize(self, groups.give_back, made or [], os.getpid())
         self._give_back.atexit = False  # the process's end takes them
@@ -74,7 +74,8 @@ class Optimizer(torch.optim.Optimizer):
         -------
         StepReport, or the closure's value if there is one
             The report is in ``last_report``, too. ``applied`` is False where a gradient of any rank
-            was not finite: then nothing was changed on any rank.
+            was not finite: then nothing was changed on any rank. With ``capturable=True`` a
+            `PendingReport`: the step is queued, and only who reads the report waits for it.
 
         Raises
         ------
@@ -91,7 +92,9 @@ class Optimizer(torch.optim.Optimizer):
         self._prepare()
         self._push_groups()
         self._step_engine()
-        return self.last_report if closure is None else loss
+        if closure is not None:
+            return loss
+        return PendingReport(self) if self._capturable else self._report
 
     def _prepare(self):
         self._taker.take_leftovers()
@@ -104,13 +107,53 @@ class Optimizer(torch.optim.Optimizer):
 
     def _step_engine(self):
         try:
-            self.last_report = self._engine.step()
+            self._report = self._engine.enqueue_step() if self._capturable else self._engine.step()
         finally:
             self._taker.start_step()
             self._scale_was_asked = self._reduced = False
-        if self.last_report.applied:
+        if self._capturable or self._report.applied:
             self._watch.updated()
         self._taker.hook_new_parameters()
+
+    @torch.no_grad()
+    def before_replay(self):
+        """Call before each replay of a CUDA graph with ``step`` in it.
+
+        What a scheduler has written into ``param_groups``, and weights that were written from
+        outside, go to the device. Waits for nothing unless they were changed. Needs
+        ``initialize(..., capturable=True)``; on all ranks alike.
+
+        Raises
+        ------
+        ArgumentError
+            The optimizer is not capturable, or beta1 was changed so much that the step has to be
+            captured again.
+        """
+        if not self._capturable:
+            raise ArgumentError("before_replay: the optimizer is not capturable; pass "
+                                "capturable=True to initialize")
+        self._watch.look()
+        self._push_groups()
+        self._engine.write_groups()
+
+    @property
+    def last_report(self):
+        """StepReport of the last step, or None: whether it was applied, norm, clip coefficient, loss
+        scale, wire bytes. With ``capturable=True``: of the step or replay that ran last, for which
+        this waits.
+
+        Raises
+        ------
+        ArgumentError
+            With ``capturable=True``: ranks differed in hyper-parameters, or one had nonsense; the
+            step was skipped on all of them.
+        CommError
+            With ``capturable=True``: a rank was absent, or a link failed.
+        """
+        if not self._capturable:
+            return self._report
+        report = self._engine.fetch_report()
+        return report if report.step + report.skipped_steps > 0 else None
 
     def _push_groups(self):
         for i, group in enumerate(self.param_groups):
@@ -188,7 +231,8 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._reduced:
             return self._engine.grad_norm()
-        return self.last_report.grad_norm if self.last_report else float("nan")
+        report = self.last_report
+        return report.grad_norm if report else float("nan")
 
     def grad_norms(self):
         """L2 norm of each parameter's averaged gradient before clipping, by name. Collective.

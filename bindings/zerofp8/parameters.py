@@ -14,7 +14,6 @@ DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _REFUSED_OPTIONS = (
     ("amsgrad", "the running maximum of amsgrad is not kept"),
     ("maximize", "negate the loss instead"),
-    ("capturable", "steps are not captured in CUDA graphs"),
     ("differentiable", "steps are not recorded by autograd"),
 )
 

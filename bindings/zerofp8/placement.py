@@ -15,10 +15,12 @@ from .parameters import DTYPES
 from .streams import SideStream
 
 # Engine calls that read or write the model's weights; and others that come after what is queued.
-_OF_WEIGHTS = {"step", "load", "save", "weight_changed", "weights_changed"}
+_OF_WEIGHTS = {"step", "enqueue_step", "write_groups", "load", "save", "weight_changed",
+               "weights_changed"}
 _ORDERED = _OF_WEIGHTS | {
     "reduce_gradients", "discard_gradients", "gradient_norms", "full_state", "state_pieces",
-    "read_pieces", "write_pieces", "counters", "restore_counters", "close"}
+    "read_pieces", "write_pieces", "counters", "restore_counters", "close", "fetch_report",
+    "grad_norm", "applied_steps", "skipped_steps", "step_of"}
 
 
 class Host:
@@ -26,6 +28,7 @@ class Host:
 
     kind = "the CPU"
     index = None  # of the CUDA device that the engine runs on
+    is_offload = False
 
     def __init__(self, device=torch.device("cpu")):
         self.device = device  # of the parameters

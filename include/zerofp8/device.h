@@ -21,6 +21,7 @@
 #include <string>
 
 #include "zerofp8/buffer.h"
+#include "zerofp8/device_step.h"
 #include "zerofp8/ops.h"
 
 namespace zerofp8 {
@@ -84,6 +85,10 @@ struct AdamLaunch {
   AdamArgs args;
   std::int64_t weight_elements = 0;  // args.elements, or fewer where the parameter ends in a block
   std::uint32_t* amax = nullptr;
+  // Of a step that was decided in device memory, or null: nothing is done where it is skipped, and
+  // the scalars but for grad_factor are the parameter's.
+  const StepState* state = nullptr;
+  const ParameterStep* step = nullptr;
 };
 
 // As Ops::split_master and join_master. *amax of a join: of the values, which may be null if that
@@ -119,6 +124,9 @@ class Device {
   virtual bool is_host() const = 0;
   // What kernels and copies are queued on: a cudaStream_t; null for the default one and on hosts.
   virtual void* stream() const = 0;
+  // Whether what is queued is being recorded into a graph instead of run: download() and
+  // synchronize() are DeviceErrors then, and so is new memory.
+  virtual bool is_capturing() const = 0;
   // Of its memory; nullopt where that is not known.
   virtual std::optional<std::size_t> free_bytes() const = 0;
   // What is wrong with memory that is handed to kernels, as "is in host memory"; empty: nothing.
@@ -126,6 +134,7 @@ class Device {
 
   virtual void zero(void* data, std::size_t bytes) = 0;
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  // Ordinary memory may be written to again at once; page-locked memory when the copy is over.
   virtual void upload(void* to, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* from, std::size_t bytes) = 0;
   virtual void synchronize() = 0;
@@ -138,6 +147,10 @@ class Device {
   virtual void split_master(const MasterArgs& args) = 0;
   virtual void join_master(const MasterArgs& args) = 0;
   virtual void follow_weights(const FollowArgs& args) = 0;
+
+  virtual void make_part(const MakePartArgs& args) = 0;
+  virtual void combine_parts(const CombinePartsArgs& args) = 0;
+  virtual void decide(const DecideArgs& args) = 0;
 };
 
 // The CPU: its best instruction set (see cpu_ops()), `threads` threads of the caller's OpenMP pool.

@@ -55,7 +55,10 @@ struct EngineOptions {
   std::vector<AdamOptions>
       groups;                    // hyper-parameters per parameter group; empty = one, from settings
   bool loss_is_divided = false;  // true: the trainer already divided the loss by A
-  int threads = 1;               // of this rank, for kernels on the CPU; never changes bits
+  // Decides steps in device memory, so that enqueue_step() never waits for the device and a CUDA
+  // graph can capture it (see there). Not with fp16. The bits are the same.
+  bool capturable = false;
+  int threads = 1;  // of this rank, for kernels on the CPU; never changes bits
   // Where state and kernels are; null: the CPU. Weights and gradients are in its memory, too, and
   // it belongs to this engine alone. Communicators may take host memory: then what travels is
   // copied there and back.
@@ -132,6 +135,18 @@ class Engine {
   // gradients were added since the last one. Throws NumericError when a dynamic loss scale is at
   // its floor and gradients are still not finite.
   StepReport step();
+  // Capturable engines: step() in two halves. The first one queues everything and waits for nothing
+  // on the device; the second one waits and tells of the step that ran last. CommError if a
+  // communicator has failed, ArgumentError if ranks disagreed, with nothing changed.
+  //
+  // Gradients, end_micro_batch() and enqueue_step() may be captured into a CUDA graph: after at
+  // least one whole step outside of it (which allocates), with a gradient for the same parameters
+  // and on all ranks alike; communicators have to move device memory (NCCL). Each replay is one
+  // step. Before a replay, write_groups() sends what group() was set to since. A skipped step
+  // gathers weights, too, because the host does not know.
+  void enqueue_step();
+  StepReport fetch_report();
+  void write_groups();
   // Throws away what was accumulated since the last step. With a sharded accumulator: collective.
   void discard_gradients();
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zerofp8/dtype.h"
+#include "zerofp8/random.h"
 
 namespace zerofp8 {
 
@@ -72,6 +73,9 @@ constexpr bool not_finite(std::uint32_t amax_bits) { return amax_bits >= kNotFin
 struct RandomStream {
   std::uint64_t key = 0;
   std::uint64_t offset = 0;  // of the first element in its logical parameter; a multiple of 32
+  // Calls of a Device only: where the number of the step lies in its memory; null: `key` is all.
+  const std::uint64_t* step = nullptr;
+  RandomKeyBase base{};  // with *step: the key
 };
 
 // Scalars of one Adam step, computed in float64 and rounded once (design: docs/numerics.md).

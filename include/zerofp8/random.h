@@ -59,12 +59,29 @@ constexpr std::uint64_t hash_name(std::string_view name) {
   return h;
 }
 
+// A key of which all but the step is known.
+struct RandomKeyBase {
+  std::uint64_t seed = 0, use = 0, data_rank = 0, name_hash = 0;
+};
+constexpr std::uint64_t use_of(Purpose purpose, std::uint32_t micro_batch) {
+  return (std::uint64_t(purpose) << 32) ^ micro_batch;
+}
+
+namespace element {
+
+ZEROFP8_HD std::uint64_t random_key(const RandomKeyBase& base, std::uint64_t step) {
+  std::uint64_t key = mix64(base.seed + 0x9E3779B97F4A7C15ull);
+  key = mix64(key ^ step);
+  key = mix64(key ^ base.use);
+  key = mix64(key ^ base.data_rank);
+  return mix64(key ^ base.name_hash);
+}
+
+}  // namespace element
+
 inline std::uint64_t random_key(const RandomKeyInput& in) {
-  std::uint64_t key = element::mix64(in.seed + 0x9E3779B97F4A7C15ull);
-  key = element::mix64(key ^ in.step);
-  key = element::mix64(key ^ (std::uint64_t(in.purpose) << 32) ^ in.micro_batch);
-  key = element::mix64(key ^ in.data_rank);
-  return element::mix64(key ^ in.name_hash);
+  return element::random_key(
+      {in.seed, use_of(in.purpose, in.micro_batch), in.data_rank, in.name_hash}, in.step);
 }
 
 inline std::uint32_t random_bits(std::uint64_t key, std::uint64_t offset) {

@@ -83,12 +83,10 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
   const Storage storage = *plain_storage(dtype);
   const ParameterState& state = states[parameter];
   const Rounding rounding = accumulator_rounding(settings, layout.storage, state.adds);
-  const std::uint64_t key = random_key({.seed = settings.seed,
-                                        .step = static_cast<std::uint64_t>(applied),
-                                        .purpose = Purpose::kAccumulator,
-                                        .micro_batch = static_cast<std::uint32_t>(state.adds),
-                                        .data_rank = static_cast<std::uint32_t>(data_rank()),
-                                        .name_hash = state.name_hash});
+  const RandomKeyBase key{settings.seed,
+                          use_of(Purpose::kAccumulator, static_cast<std::uint32_t>(state.adds)),
+                          static_cast<std::uint64_t>(data_rank()), state.name_hash};
+  const std::uint64_t* step = device_step ? device_step->applied() : nullptr;
   for (std::int64_t from = place.offset; from < place.offset + place.padded;) {
     const int part = static_cast<int>(from / layout.part_elements);
     const std::int64_t at = from - part * layout.part_elements;
@@ -103,7 +101,7 @@ void Engine::Impl::add_slice(BucketState& b, int parameter, const PartLayout& la
                         .elements = std::min(to - from, place.elements - first),
                         .block = layout.block,
                         .rounding = rounding,
-                        .stream = {key, static_cast<std::uint64_t>(first)},
+                        .stream = stream(key, first, step),
                         .amax = words->given(parameter)});
     from = to;
   }
@@ -137,12 +135,10 @@ void Engine::Impl::finish_flush(BucketState& b) {
     if (b.sending_late && !state.late) continue;  // a zero would be rounded in, too
     const Rounding rounding = accumulator_rounding(settings, layout.storage, state.flushes);
     // Owned by one rank: the random stream does not depend on which.
-    const std::uint64_t key = random_key({.seed = settings.seed,
-                                          .step = static_cast<std::uint64_t>(applied),
-                                          .purpose = Purpose::kAccumulator,
-                                          .micro_batch = static_cast<std::uint32_t>(state.flushes),
-                                          .data_rank = 0,
-                                          .name_hash = state.name_hash});
+    const RandomKeyBase key{
+        settings.seed, use_of(Purpose::kAccumulator, static_cast<std::uint32_t>(state.flushes)), 0,
+        state.name_hash};
+    const std::uint64_t* step = device_step ? device_step->applied() : nullptr;
     device->accumulate({.acc = layout.view(b.accumulator.data(), 0, s.offset),
                         .residual = layout.residual_view(b.accumulator.data(), 0, s.offset),
                         .gradient = {},
@@ -150,7 +146,7 @@ void Engine::Impl::finish_flush(BucketState& b) {
                         .elements = s.padded,
                         .block = layout.block,
                         .rounding = rounding,
-                        .stream = {key, static_cast<std::uint64_t>(s.parameter_offset)},
+                        .stream = stream(key, s.parameter_offset, step),
                         .amax = words->received(s.parameter)});
   }
   for (const Placement& p : b.bucket->placements) {

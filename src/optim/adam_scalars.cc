@@ -25,4 +25,11 @@ std::string fault_of(const AdamOptions& o) {
   return "";
 }
 
+Rounding exp_avg_rounding(Storage storage, double beta1) {
+  // Above this beta1, a moment that is rounded to nearest stalls (docs/numerics.md, "First
+  // moment").
+  if (storage == Storage::kFp32) return Rounding::kNearest;
+  return beta1 > 0.93 ? Rounding::kStochastic : Rounding::kMixed;
+}
+
 }  // namespace zerofp8

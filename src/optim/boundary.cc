@@ -64,9 +64,8 @@ void Engine::Impl::add_squares(const BucketState& b, const Segment& s, std::int6
                        .amax = amax});
 }
 
-// Each logical element once: this rank's shard, unless another copy of it counts. Also the moment
-// in which the host learns what was not finite.
-ExactSum Engine::Impl::local_sum_squares() {
+// Each logical element once: this rank's shard, unless another copy of it counts.
+void Engine::Impl::count_squares() {
   for (BucketState& b : buckets) {
     for (const Segment& s : b.shard_segments) {
       const bool counts = b.first_replica && parameters[s.parameter].spec.counts_in_norm;
@@ -74,6 +73,11 @@ ExactSum Engine::Impl::local_sum_squares() {
                   words->received(s.parameter));
     }
   }
+}
+
+// Also the moment in which the host learns what was not finite.
+ExactSum Engine::Impl::local_sum_squares() {
+  count_squares();
   words->fetch();
   for (std::size_t i = 0; i < states.size(); ++i) {
     states[i].bad_source = words->bad_given(i);
@@ -149,14 +153,21 @@ void Engine::Impl::agree_on_use() {
   }
 }
 
+std::set<Communicator*> Engine::Impl::payload_comms() const {
+  std::set<Communicator*> all;
+  for (const BucketState& b : buckets) {
+    for (Communicator* comm : {b.reduce_ranks.in_node, b.reduce_ranks.across, b.shard_comm,
+                               b.replica_comm, b.tied_comm}) {
+      if (comm != nullptr) all.insert(comm);
+    }
+  }
+  return all;
+}
+
 // What a device received may be without meaning then, although everything that was queued has run.
 std::string Engine::Impl::failure_on_device() const {
-  for (const BucketState& b : buckets) {
-    for (const Communicator* comm : {b.reduce_ranks.in_node, b.reduce_ranks.across, b.shard_comm,
-                                     b.replica_comm, b.tied_comm}) {
-      if (comm == nullptr) continue;
-      if (const std::string failure = comm->failure(); !failure.empty()) return failure;
-    }
+  for (const Communicator* comm : payload_comms()) {
+    if (const std::string failure = comm->failure(); !failure.empty()) return failure;
   }
   return "";
 }

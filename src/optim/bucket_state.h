@@ -54,6 +54,9 @@ struct BucketState {
 
   // Adam state over the state range.
   View exp_avg, exp_avg_sq;
+  bool exact_moments() const {
+    return exp_avg.storage == Storage::kFp32 && exp_avg_sq.storage == Storage::kFp32;
+  }
   Buffer exp_avg_memory, exp_avg_sq_memory, master;
   int master_bits = 0;
 };

@@ -150,6 +150,7 @@ class Loader {
     engine_.skipped = run_.skipped;
     engine_.scaler.restore(run_.scaler);
     engine_.hyper = run_.groups;
+    engine_.write_counters();
   }
 
   const RunIndex& run() const { return run_; }

@@ -238,6 +238,7 @@ void Engine::Impl::refuse_within_step(const std::string& call) const {
 
 void Engine::Impl::save(const std::string& root) {
   refuse_within_step("save");
+  read_counters();
   const bool first = data_rank() == 0 && model_rank() == 0;
   std::string error, name, id;
   if (first) {

@@ -24,7 +24,9 @@ void Engine::end_micro_batch() {
   impl_->end_micro_batch();
 }
 void Engine::reduce_gradients() { impl_->reduce_gradients(); }
-double Engine::grad_norm() const { return impl_->agreed.norm; }
+double Engine::grad_norm() const {
+  return impl_->device_step ? impl_->norm_on_device() : impl_->agreed.norm;
+}
 
 std::vector<double> Engine::gradient_norms() {
   if (!impl_->reduced) {
@@ -35,6 +37,18 @@ std::vector<double> Engine::gradient_norms() {
   return impl_->gradient_norms();
 }
 StepReport Engine::step() { return impl_->step(); }
+void Engine::enqueue_step() {
+  impl_->check_capturable("enqueue_step");
+  impl_->enqueue_step();
+}
+StepReport Engine::fetch_report() {
+  impl_->check_capturable("fetch_report");
+  return impl_->fetch_report();
+}
+void Engine::write_groups() {
+  impl_->check_capturable("write_groups");
+  impl_->write_groups();
+}
 
 void Engine::discard_gradients() {
   // A reduction that some ranks have started is ended by all.
@@ -51,6 +65,11 @@ void Engine::set_trainer_loss_scale(double scale) {
   if (impl_->reduced) {
     throw ArgumentError("set_trainer_loss_scale: gradients were reduced already; call it before");
   }
+  if (impl_->device_step && scale != 1) {
+    throw ArgumentError(
+        "set_trainer_loss_scale: given " + std::to_string(scale) +
+        "; a capturable engine takes 1 only: a captured step would repeat the factor for ever");
+  }
   impl_->trainer_scale = scale;
 }
 AdamOptions& Engine::group(int index) {
@@ -60,12 +79,19 @@ AdamOptions& Engine::group(int index) {
   return impl_->hyper[static_cast<std::size_t>(index)];
 }
 int Engine::group_count() const { return static_cast<int>(impl_->hyper.size()); }
-std::int64_t Engine::applied_steps() const { return impl_->applied; }
-std::int64_t Engine::skipped_steps() const { return impl_->skipped; }
+std::int64_t Engine::applied_steps() const {
+  impl_->read_counters();
+  return impl_->applied;
+}
+std::int64_t Engine::skipped_steps() const {
+  impl_->read_counters();
+  return impl_->skipped;
+}
 std::int64_t Engine::step_of(int parameter) const {
   if (parameter < 0 || parameter >= static_cast<int>(impl_->states.size())) {
     throw ArgumentError("step_of: no parameter " + std::to_string(parameter));
   }
+  impl_->read_counters();
   return impl_->states[static_cast<std::size_t>(parameter)].step;
 }
 

@@ -114,6 +114,7 @@ void Engine::Impl::allocate_all() {
   try {
     words = std::make_unique<DeviceWords>(*device, parameters.size());
     for (BucketState& b : buckets) allocate(b);
+    if (options.capturable) make_device_step();
   } catch (const DeviceError& e) {
     error = out_of_memory(e.what());
   } catch (const std::bad_alloc&) {

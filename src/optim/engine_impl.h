@@ -10,6 +10,7 @@
 #include "src/comm/buffer_pool.h"
 #include "src/optim/bucket_state.h"
 #include "src/optim/checkpoint.h"
+#include "src/optim/device_step.h"
 #include "src/optim/device_words.h"
 #include "src/optim/exact_sum.h"
 #include "src/optim/loss_scaler.h"
@@ -17,6 +18,9 @@
 #include "zerofp8/engine.h"
 
 namespace zerofp8 {
+
+// What a StepPart is counted as where it travels as a payload.
+inline constexpr DType kPartDType = DType::kFp32;
 
 // Per parameter, the same on every rank that holds it.
 struct ParameterState {
@@ -74,6 +78,7 @@ struct Engine::Impl {
   std::shared_ptr<Device> device;  // what follows may hold memory of it
   BufferPool pool{device->allocator()};
   std::unique_ptr<DeviceWords> words;
+  std::unique_ptr<DeviceStep> device_step;  // of capturable engines; else null
   // Where the device's memory is not what a communicator takes: the same ranks, staged.
   std::map<Communicator*, std::unique_ptr<Communicator>> staged;
   std::unique_ptr<Communicator> shard_comm, replica_comm;   // of hybrid sharding
@@ -94,6 +99,12 @@ struct Engine::Impl {
   double trainer_scale = 1;  // of this step's gradients, by a loss scaler of the trainer
   Agreement agreed;
   WireBytes wire_before;
+  // Of the step that was queued last, without what the device knows; bytes of StepParts since then;
+  // beta1 per group at the capture, if there was one.
+  StepReport queued;
+  std::uint64_t part_bytes = 0;
+  std::vector<double> captured_beta1;
+  std::int64_t steps_told = 0;  // of which fetch_report() has logged and thrown what there was
   // By parameter: this rank's weights as the last update left them; empty unless weight_changed().
   std::vector<Buffer> kept_weights;
   bool told_of_writes = false;
@@ -143,10 +154,12 @@ struct Engine::Impl {
 
   // boundary.cc
   void agree();
+  void count_squares();
   void add_squares(const BucketState& b, const Segment& s, std::int64_t* limbs,
                    std::uint32_t* amax);
   ExactSum local_sum_squares();
   std::vector<double> gradient_norms();
+  std::set<Communicator*> payload_comms() const;
   std::string failure_on_device() const;
   void agree_on_use();
   bool agree_on_update(bool overflow);
@@ -159,9 +172,25 @@ struct Engine::Impl {
   bool weights_would_overflow();
   bool apply(StepReport& report);
   void gather_weights(BucketState& b);
-  std::string reason_to_skip() const;  // empty: none
+  std::string reason_to_skip(StepSkip skip, const StepReport& report) const;  // empty: none
+  void log_skip(const StepReport& report) const;
+  RandomStream stream(const RandomKeyBase& base, std::int64_t offset,
+                      const std::uint64_t* step) const;
   StepReport step();
   WireBytes wire_total() const;
+
+  // queued_step.cc
+  void make_device_step();
+  void check_capturable(const std::string& call) const;
+  std::string fault_of_groups() const;
+  void write_groups();
+  void gather_parts(Communicator* comm, const StepPart* mine, StepPart* all);
+  void agree_on_device();
+  double norm_on_device();
+  void enqueue_step();
+  StepReport fetch_report();
+  void read_counters();
+  void write_counters();
 
   // weights.cc
   std::byte* weight_of(const BucketState& b, const Segment& s) const;
@@ -178,7 +207,7 @@ struct Engine::Impl {
   std::span<const std::byte> on_host(std::span<const std::byte> data,
                                      std::vector<std::byte>& memory);
   std::vector<StatePiece> state_pieces();
-  StateCounters counters() const;
+  StateCounters counters();
   void restore_counters(const StateCounters& counters);
 
   // checkpoint_save.cc, checkpoint_load.cc

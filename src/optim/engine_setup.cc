@@ -171,6 +171,12 @@ void Engine::Impl::check_arguments() const {
                       "key to \"none\"",
                       device->name()));
     }
+    if (options.capturable && settings.weight == DType::kFp16) {
+      throw ArgumentError(
+          "EngineOptions::capturable with /fp16/enabled: whether fp16 weights stay in range and "
+          "what "
+          "the next loss scale is are decided on the host; use bf16 or fp32, or leave it off");
+    }
     for (const AdamOptions& o : options.groups) {
       if (const std::string fault = fault_of(o); !fault.empty()) throw ArgumentError(fault);
     }
@@ -200,15 +206,15 @@ ComparedTexts Engine::Impl::compared_texts() const {
       "stage {}\nshard ranks {}\naccumulation {} sharded {} error feedback {}\ngradient wire {}\n"
       "ranks per node {} in-node wire {}\n"
       "weight {} master {}\nexp_avg {}\nexp_avg_sq {}\nblock size {}\nseed {}\nbuckets {} {}\n"
-      "overlap {}\nclipping {}\nmicro-batches {}\nloss divided {}\n"
+      "overlap {}\nclipping {}\nmicro-batches {}\nloss divided {} capturable {}\n"
       "loss scale {} dynamic {} initial {} window {} hysteresis {} {} minimum {}\n",
       s.stage.value, s.shard_ranks.value, to_string(s.accumulation), s.accumulation_sharded.value,
       s.error_feedback.value, to_string(s.gradient_wire), s.ranks_per_node.value,
       to_string(s.in_node_wire), to_string(s.weight), to_string(s.master), to_string(s.exp_avg),
       to_string(s.exp_avg_sq), s.block_size.value, s.seed.value, s.reduce_bucket_size.value,
       s.allgather_bucket_size.value, s.overlap_comm.value, s.gradient_clipping.value,
-      s.batch.accumulation_steps, options.loss_is_divided, l.enabled, l.dynamic, l.initial,
-      l.window, l.hysteresis, l.consecutive_hysteresis, l.min_scale);
+      s.batch.accumulation_steps, options.loss_is_divided, options.capturable, l.enabled, l.dynamic,
+      l.initial, l.window, l.hysteresis, l.consecutive_hysteresis, l.min_scale);
   for (std::size_t i = 0; i < hyper.size(); ++i) {
     const AdamOptions& o = hyper[i];
     texts.parameters +=

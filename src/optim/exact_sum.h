@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/exact_limbs.h"
+#include "kernels/step_element.h"
 
 namespace zerofp8 {
 
@@ -33,15 +32,7 @@ class ExactSum {
   }
 
   // Within one unit in the last place of float64, and the same bits for the same set of summands.
-  double value() const {
-    if (words_[ExactLimbs::kLimbs] != 0) return INFINITY;
-    double sum = 0;  // ascending: the high limbs absorb the rounding of the low ones
-    for (int i = 0; i < ExactLimbs::kLimbs; ++i) {
-      const double limb = static_cast<double>(words_[static_cast<std::size_t>(i)]);
-      sum += std::ldexp(limb, ExactLimbs::kLowest + 32 * i);
-    }
-    return sum;
-  }
+  double value() const { return element::exact_value(words_.data()); }
 
  private:
   std::array<std::int64_t, ExactLimbs::kWords> words_{};  // carried

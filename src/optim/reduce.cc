@@ -122,7 +122,7 @@ void Engine::Impl::reduce_gradients() {
     for (BucketState& b : buckets) finish_reduction(b);
   }
   sum_tied();
-  agree();
+  device_step ? agree_on_device() : agree();
   reduced = true;
 }
 

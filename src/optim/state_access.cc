@@ -97,7 +97,8 @@ std::vector<StatePiece> Engine::Impl::state_pieces() {
   return pieces;
 }
 
-StateCounters Engine::Impl::counters() const {
+StateCounters Engine::Impl::counters() {
+  read_counters();
   const LossScaler::State state = scaler.state();
   StateCounters c{applied, skipped, state.scale, state.clean_steps, state.hysteresis_left, {}, {}};
   for (const ParameterState& p : states) {
@@ -119,6 +120,7 @@ void Engine::Impl::restore_counters(const StateCounters& c) {
     states[i].step = c.steps[i];
     states[i].guard_c = c.guard_c[i];
   }
+  write_counters();
   for (Buffer& kept : kept_weights) kept.reset();  // the weights that belong to this come apart
   scan_fp16_weights();
 }

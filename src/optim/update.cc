@@ -16,22 +16,12 @@ namespace {
 // one unit of the master elsewhere.
 constexpr float kMaxFp16 = 65504.0f;
 
-// The square of a larger gradient is infinite in FP32, and so would the second moment be, for good.
-constexpr double kMaxGradient = 1.8e19;
-
-Rounding exp_avg_rounding(Storage storage, double beta1) {
-  // Above this beta1, a moment that is rounded to nearest stalls (docs/numerics.md, "First
-  // moment").
-  if (storage == Storage::kFp32) return Rounding::kNearest;
-  return beta1 > 0.93 ? Rounding::kStochastic : Rounding::kMixed;
-}
-
 }  // namespace
 
 AdamScalars Engine::Impl::scalars_for(const BucketState& b, int parameter) const {
   const ParameterState& state = states[parameter];
-  const bool exact = b.exp_avg.storage == Storage::kFp32 && b.exp_avg_sq.storage == Storage::kFp32;
-  AdamScalars s = adam_scalars(hyper[b.bucket->group], state.step, exact ? 0.0 : state.guard_c);
+  const double guard_c = b.exact_moments() ? 0.0 : state.guard_c;
+  AdamScalars s = adam_scalars(hyper[b.bucket->group], state.step, guard_c);
   s.grad_factor = b.gradient.factor;
   s.clip = static_cast<float>(agreed.clip);
   return s;
@@ -52,21 +42,25 @@ void Engine::Impl::adam_segment(BucketState& b, const Segment& segment, bool com
   args.weight = weight_of(b, segment);
   args.master_bits = b.master_bits;
   args.master = b.master.data() + at * b.master_bits / 8;
-  args.scalars = scalars_for(b, segment.parameter);
+  if (device_step) {
+    args.scalars.grad_factor = b.gradient.factor;
+  } else {
+    args.scalars = scalars_for(b, segment.parameter);
+  }
   args.exp_avg_rounding = exp_avg_rounding(b.exp_avg.storage, hyper[b.bucket->group].beta1);
-  const auto offset = static_cast<std::uint64_t>(segment.parameter_offset);
-  RandomKeyInput key{.seed = settings.seed,
-                     .step = static_cast<std::uint64_t>(applied),
-                     .purpose = Purpose::kMoments,
-                     .name_hash = state.name_hash};
-  args.moments = {random_key(key), offset};
-  key.purpose = Purpose::kWeight;
-  args.weights = {random_key(key), offset};
+  const auto random = [&](Purpose purpose) {
+    return stream({settings.seed, use_of(purpose, 0), 0, state.name_hash}, segment.parameter_offset,
+                  device_step ? device_step->before() : nullptr);
+  };
+  args.moments = random(Purpose::kMoments);
+  args.weights = random(Purpose::kWeight);
   args.commit = commit;
   std::uint32_t* largest = commit ? words->weight() : words->next_weight();
   device->adam({.args = args,
                 .weight_elements = segment.elements,
-                .amax = b.bucket->dtype == DType::kFp16 ? largest : nullptr});
+                .amax = b.bucket->dtype == DType::kFp16 ? largest : nullptr,
+                .state = device_step ? device_step->state() : nullptr,
+                .step = device_step ? device_step->step(segment.parameter) : nullptr});
 }
 
 void Engine::Impl::update_weights(bool commit) {
@@ -175,19 +169,45 @@ bool Engine::Impl::apply(StepReport& report) {
   return true;
 }
 
-std::string Engine::Impl::reason_to_skip() const {
-  if (agreed.bad) {
-    return fmt::format("non-finite gradient in parameter \"{}\" on data rank {}",
-                       agreed.bad_parameter, agreed.bad_rank);
+std::string Engine::Impl::reason_to_skip(StepSkip skip, const StepReport& report) const {
+  switch (skip) {
+    case StepSkip::kNone:
+      return "";
+    case StepSkip::kNotFinite:
+      return fmt::format("non-finite gradient in parameter \"{}\" on data rank {}",
+                         report.bad_parameter, report.bad_rank);
+    case StepSkip::kTooLarge:
+      return fmt::format(
+          "the gradient norm after clipping, {:.3g}, is above {:.2g}: its square does not fit into "
+          "a second moment in FP32; set /gradient_clipping",
+          report.grad_norm * report.clip_coefficient, element::kMaxGradient);
+    case StepSkip::kDisagree:
+    case StepSkip::kFault:
+      break;
   }
-  if (agreed.norm * agreed.clip <= kMaxGradient) return "";
-  return fmt::format(
-      "the gradient norm after clipping, {:.3g}, is above {:.2g}: its square does not fit into a "
-      "second moment in FP32; set /gradient_clipping",
-      agreed.norm * agreed.clip, kMaxGradient);
+  return "the ranks' hyper-parameters differ or make no sense";
+}
+
+void Engine::Impl::log_skip(const StepReport& report) const {
+  log(fmt::format("zerofp8: step {} skipped: {} (loss scale {} -> {}; {} skipped so far)",
+                  applied + skipped, report.skip_reason, report.loss_scale, report.next_loss_scale,
+                  skipped));
+}
+
+// Of a random stream that no rank, thread, bucket or resume changes; `step`: where the device
+// counts, or null.
+RandomStream Engine::Impl::stream(const RandomKeyBase& base, std::int64_t offset,
+                                  const std::uint64_t* step) const {
+  const auto at = static_cast<std::uint64_t>(offset);
+  if (step != nullptr) return {.key = 0, .offset = at, .step = step, .base = base};
+  return {.key = element::random_key(base, static_cast<std::uint64_t>(applied)), .offset = at};
 }
 
 StepReport Engine::Impl::step() {
+  if (device_step) {
+    enqueue_step();
+    return fetch_report();
+  }
   reduce_gradients();
   StepReport report;
   report.micro_batches = micro_batches;
@@ -195,7 +215,10 @@ StepReport Engine::Impl::step() {
   report.loss_scale = scaler.scale() * trainer_scale;
   report.bad_parameter = agreed.bad_parameter;
   report.bad_rank = agreed.bad_rank;
-  report.skip_reason = reason_to_skip();
+  const StepSkip skip = agreed.bad                                           ? StepSkip::kNotFinite
+                        : agreed.norm * agreed.clip <= element::kMaxGradient ? StepSkip::kNone
+                                                                             : StepSkip::kTooLarge;
+  report.skip_reason = reason_to_skip(skip, report);
   if (agreed.bad && scaler.at_floor()) {
     const std::string list = agreed.bad_list;
     const double scale = scaler.scale();
@@ -221,11 +244,7 @@ StepReport Engine::Impl::step() {
   report.wire = total - wire_before;
   wire_before = total;
   clear_gradients();
-  if (!report.applied) {
-    log(fmt::format("zerofp8: step {} skipped: {} (loss scale {} -> {}; {} skipped so far)",
-                    applied + skipped, report.skip_reason, report.loss_scale,
-                    report.next_loss_scale, skipped));
-  }
+  if (!report.applied) log_skip(report);
   return report;
 }
 

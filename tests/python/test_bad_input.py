@@ -44,7 +44,6 @@ CASES = {
     "a subclass": (lambda m: OwnAdam(m.parameters()), {}, ["OwnAdam", "AdamW"]),
     "amsgrad": (lambda m: adam(m, amsgrad=True), {}, ["amsgrad", "False"]),
     "maximize": (lambda m: adam(m, maximize=True), {}, ["maximize", "negate the loss"]),
-    "capturable": (lambda m: adam(m, capturable=True), {}, ["capturable"]),
     "differentiable": (lambda m: adam(m, differentiable=True), {}, ["differentiable"]),
     "registered twice": (twice, {}, ["weight", "each parameter once"]),
     "stepped": (stepped, {}, ["before the first step"]),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_runs import gradients, make, run
+from cuda_runs import Captured, gradients, make, run
 from launchers import lines, torchrun
 
 import zerofp8
@@ -72,6 +72,37 @@ def test_gradients_survive_a_busy_allocator(offload):
 
 
 @needs_kernels
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_captured_step_has_the_bits_of_the_cpu(level):
+    expected_model, expected = make("cpu", level, transposed=False)
+    model, optimizer = make("cuda", level, capturable=True, transposed=False)
+    graph, found = Captured(model, optimizer), []
+    for step in range(5):
+        for o in (expected, optimizer):
+            o.param_groups[0]["lr"] = 3e-3 / (1 + step)
+        wanted = run(expected_model, expected, [step])[0]
+        report = graph.step(step)
+        found.append((report.applied, str(report.grad_norm)))
+        assert found[-1:] == wanted
+    assert optimizer.applied_steps == 4 and optimizer.skipped_steps == 1
+    assert all(torch.equal(p.cpu(), q)
+               for p, q in zip(model.parameters(), expected_model.parameters()))
+    for a, b in zip(whole(expected, expected_model), whole(optimizer, model)):
+        assert torch.equal(a, b)
+
+
+@needs_kernels
+def test_a_capture_without_capturable_is_an_error():
+    model, optimizer = make("cuda", "O2", transposed=False)
+    for micro in range(2):
+        gradients(model, 0, 0, micro)
+    optimizer.step()
+    with pytest.raises(zerofp8.Error, match="captured into a graph; make the optimizer capturable"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()
+
+
+@needs_kernels
 def test_grad_scaler():
     model, optimizer = make("cuda", "O0")
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
@@ -111,13 +142,17 @@ def test_nccl_on_one_rank():
     assert run(model, optimizer, range(2))[0][0][0] and optimizer.plan.connected_by == "self"
 
 
-@pytest.mark.parametrize("backend, offload", [
-    pytest.param("torch", False, marks=needs_kernels), ("torch", True),
-    pytest.param("nccl", False, marks=[needs_kernels, needs_nccl, pytest.mark.skipif(
-        torch.cuda.device_count() < 2, reason="one CUDA device")])])
-def test_two_ranks(backend, offload):
-    wanted = lines(torchrun(2, "job_cuda.py", "cpu", "torch", ""))
-    found = lines(torchrun(2, "job_cuda.py", "cuda", backend, "offload" if offload else ""))
+over_nccl = [needs_kernels, needs_nccl,
+             pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")]
+
+
+@pytest.mark.parametrize("backend, how", [
+    pytest.param("torch", "plain", marks=needs_kernels), ("torch", "offload"),
+    pytest.param("nccl", "plain", marks=over_nccl),
+    pytest.param("nccl", "captured", marks=over_nccl)])
+def test_two_ranks(backend, how):
+    wanted = lines(torchrun(2, "job_cuda.py", "cpu", "torch", "plain"))
+    found = lines(torchrun(2, "job_cuda.py", "cuda", backend, how))
     for w, f in zip(wanted, found):
         assert w["found"] == f["found"] and w["weights"] == f["weights"]
     assert found[0]["connected by"] == ("nccl" if backend == "nccl" else "torch gloo")

@@ -1,0 +1,53 @@
+"""Steps that are decided on the device, so that CUDA graphs can have them in."""
+
+from .errors import ConfigError
+
+
+def is_wanted(argument, template):
+    """Whether ``initialize`` was asked for it, in its own argument or by torch's option."""
+    if argument is not None:
+        return bool(argument)
+    return any(g.get("capturable", False) for g in template.param_groups)
+
+
+def check(settings, placement, integration):
+    """Refuse it where the host has a say in each step.
+
+    Parameters
+    ----------
+    settings : zerofp8._C.Settings
+    placement : Host, Cuda or Offload
+    integration : Integration
+    """
+    if integration.ends_micro_batches:
+        raise ConfigError(
+            "capturable", f"True, under {integration.name}", "a plain loop or torch's pipelines",
+            "leave capturable out: the trainer reads each step's report on the host")
+    if placement.is_offload:
+        raise ConfigError(
+            "capturable", "True, and the optimizer's state is offloaded to the CPU",
+            "state on the CUDA device, or on the CPU with the model",
+            "set /zero_optimization/offload_optimizer/device to \"none\", or leave capturable out")
+    if settings.loss_scaling:
+        raise ConfigError(
+            "capturable", "True, with /fp16/enabled", "bf16 or fp32 models",
+            "set /bf16/enabled in place of /fp16/enabled, or leave capturable out: whether fp16 "
+            "weights stay in range, and the next loss scale, are decided on the host")
+
+
+class PendingReport:
+    """What ``step`` returns with ``capturable=True``: the report of the step that ran last.
+
+    Nothing is waited for until one of the attributes of `StepReport` is asked for.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._optimizer.last_report, name)
+
+    def __repr__(self):
+        return "PendingReport(the step that ran last; its attributes wait for the device)"
