@@ -82,6 +82,9 @@ class CpuDevice final : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes != 0) std::memcpy(to, from, bytes);
   }
+  void copy_many(std::span<const Copy> copies) override {
+    for (const Copy& c : copies) copy(c.to, c.from, static_cast<std::size_t>(c.bytes));
+  }
   void upload(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
   void download(void* host, const void* from, std::size_t bytes) override {
     copy(host, from, bytes);

@@ -152,6 +152,10 @@ class CudaDevice final : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override {
     transfer(to, from, bytes, cudaMemcpyDeviceToDevice);
   }
+  void copy_many(std::span<const Copy> copies) override {
+    const Selected selected(index_);
+    check(static_cast<cudaError_t>(cuda::copy_many(copies, on_)), name() + ": copies");
+  }
   void upload(void* to, const void* host, std::size_t bytes) override {
     transfer(to, host, bytes, cudaMemcpyHostToDevice);
   }

@@ -94,6 +94,16 @@ __global__ void __launch_bounds__(kThreads)
   report(args.amax, amax);
 }
 
+// A row of thread blocks per copy.
+__global__ void __launch_bounds__(kThreads) copies(const __grid_constant__ CopyBatch batch) {
+  const Copy& copy = batch.copies[blockIdx.y];
+  const std::int64_t lanes = (copy.bytes + 15) / 16;
+  for (std::int64_t lane = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; lane < lanes;
+       lane += lane_stride(gridDim.x)) {
+    copy_lane(copy, lane);
+  }
+}
+
 template <class Program>
 cudaError_t launch(const typename Program::Args& args, const LaunchOn& on) {
   const int block = block_of(args);
@@ -112,6 +122,18 @@ int accumulate(const AccumulateArgs& args, const LaunchOn& on) {
 }
 int decode_sum(const DecodeSumArgs& args, const LaunchOn& on) {
   return launch<DecodeSumProgram>(args, on);
+}
+int copy_many(std::span<const Copy> list, const LaunchOn& on) {
+  while (!list.empty()) {
+    std::int64_t most = 0;
+    const CopyBatch batch = next_batch(list, most);
+    if (batch.count == 0) continue;
+    const LaunchShape shape = launch_shape(most, 16, 1, on.max_grid);
+    copies<<<dim3(shape.grid, static_cast<unsigned>(batch.count)), kThreads, 0,
+             static_cast<cudaStream_t>(on.stream)>>>(batch);
+    if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess) return code;
+  }
+  return cudaSuccess;
 }
 int adam(const AdamLaunch& args, const LaunchOn& on) {
   return with_formats(

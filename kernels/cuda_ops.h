@@ -14,6 +14,7 @@ int recode(const RecodeArgs& args, const LaunchOn& on);
 int accumulate(const AccumulateArgs& args, const LaunchOn& on);
 int decode_sum(const DecodeSumArgs& args, const LaunchOn& on);
 int sum_squares(const SquaresArgs& args, const LaunchOn& on);
+int copy_many(std::span<const Copy> copies, const LaunchOn& on);
 int adam(const AdamLaunch& args, const LaunchOn& on);
 int split_master(const MasterArgs& args, const LaunchOn& on);
 int join_master(const MasterArgs& args, const LaunchOn& on);

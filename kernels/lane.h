@@ -61,6 +61,11 @@ ZEROFP8_HD void store16(void* to, const void* from) {
   memcpy(to, from, 16);
 #endif
 }
+ZEROFP8_HD void store16_of(void* to, const void* from) {
+  char data[16];
+  load16(data, from);
+  store16(to, data);
+}
 ZEROFP8_HD bool aligned16(const void* p) {
   return (reinterpret_cast<std::uintptr_t>(p) & 15u) == 0;
 }

@@ -281,6 +281,42 @@ ZEROFP8_HD Column column_squares(const SquaresArgs& a, std::int64_t block_index,
   return c;
 }
 
+// Copies that travel in the arguments of one launch, which hold 4 KiB: lane k copies the bytes from
+// 16 k on.
+inline constexpr int kCopiesAtOnce = 128;
+struct CopyBatch {
+  Copy copies[kCopiesAtOnce];
+  int count = 0;
+};
+ZEROFP8_HD void copy_lane(const Copy& c, std::int64_t lane) {
+  const std::int64_t at = lane * 16, left = c.bytes - at;
+  char* to = static_cast<char*>(c.to) + at;
+  const char* from = static_cast<const char*>(c.from) + at;
+  if (left >= 16 && aligned16(to) && aligned16(from)) return store16_of(to, from);
+  const int count = left < 16 ? static_cast<int>(left) : 16;
+  const bool pairs =
+      ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) |
+        static_cast<std::uintptr_t>(count)) &
+       1u) == 0;
+  if (pairs) {  // all 16- and 32-bit weights
+    for (int i = 0; i < count; i += 2) memcpy(to + i, from + i, 2);
+  } else {
+    for (int i = 0; i < count; ++i) to[i] = from[i];
+  }
+}
+// The next copies of a list, which becomes shorter; `most`: bytes of the largest one.
+inline CopyBatch next_batch(std::span<const Copy>& copies, std::int64_t& most) {
+  CopyBatch batch;
+  most = 0;
+  while (!copies.empty() && batch.count < kCopiesAtOnce) {
+    const Copy& c = copies.front();
+    if (c.bytes > 0) batch.copies[batch.count++] = c;
+    if (c.bytes > most) most = c.bytes;
+    copies = copies.subspan(1);
+  }
+  return batch;
+}
+
 // How many threads of a launch have something to do, and how large it is. A grid of limited size
 // walks over the rest; offsets are 64-bit.
 inline constexpr int kThreads = 256;

@@ -36,7 +36,7 @@ build_and_test release all
 scripts/test-python.sh
 if [ "${ZEROFP8_FULL:-0}" = 1 ]; then
   say "slow tests"
-  ZEROFP8_SLOW=1 ctest --test-dir build/release --output-on-failure -R 'Slow|LargeMessages'
+  ZEROFP8_SLOW=1 ctest --test-dir build/release --output-on-failure -j "$JOBS" -R 'Slow|LargeMessages'
   CMAKE_ARGUMENTS=()
   build_and_test tsan "$THREADS $THREADS_MORE" -L "$(labels $THREADS $THREADS_MORE)" -E "$TOO_LONG"
   build_and_test asan "$THREADS $THREADS_MORE $KERNELS $INPUT" -L "$(labels $THREADS $THREADS_MORE $KERNELS $INPUT)" -E "$TOO_LONG"

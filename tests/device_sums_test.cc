@@ -133,5 +133,40 @@ TEST_P(DeviceSums, MastersFollowWhatWasWritten) {
   }
 }
 
+// Packing and unpacking: more copies than one launch takes, of all sizes and alignments, packed
+// closely and taken apart again; nothing beside them is written.
+TEST_P(DeviceSums, ManyCopiesPackAndUnpack) {
+  std::vector<std::int64_t> sizes, packed_at, loose_at;
+  std::int64_t packed = 0, loose = 1;
+  for (int i = 0; i < 300; ++i) {
+    sizes.push_back(i == 150 ? 100'001 : i * 7 % 67);
+    packed += i % 3 == 0 ? (16 - packed % 16) % 16 : i % 3 == 1 ? packed % 2 : 0;
+    loose += i % 2 == 0 ? (16 - loose % 16) % 16 + i % 16 : 3;
+    packed_at.push_back(packed);
+    loose_at.push_back(loose);
+    packed += sizes.back();
+    loose += sizes.back();
+  }
+  std::vector<std::uint8_t> from(static_cast<std::size_t>(loose));
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint8_t>(i * 131 + 7);
+  std::vector<std::uint8_t> expected_packed(static_cast<std::size_t>(packed) + 16, 0xEE);
+  std::vector<std::uint8_t> expected_loose(from.size(), 0xEE);
+  Buffer source = upload(from), middle = upload(expected_packed), back = upload(expected_loose);
+  std::vector<Copy> pack, unpack;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    pack.push_back({middle.data() + packed_at[i], source.data() + loose_at[i], sizes[i]});
+    unpack.push_back({back.data() + loose_at[i], middle.data() + packed_at[i], sizes[i]});
+    const auto size = static_cast<std::size_t>(sizes[i]);
+    if (size == 0) continue;
+    std::memcpy(expected_packed.data() + packed_at[i], from.data() + loose_at[i], size);
+    std::memcpy(expected_loose.data() + loose_at[i], from.data() + loose_at[i], size);
+  }
+  device().copy_many(pack);
+  device().copy_many(unpack);
+  device().copy_many({});
+  EXPECT_EQ(download<std::uint8_t>(middle), expected_packed);
+  EXPECT_EQ(download<std::uint8_t>(back), expected_loose);
+}
+
 }  // namespace
 }  // namespace zerofp8

@@ -114,6 +114,23 @@ class EmulatedDevice final : public Device {
     allocator_.close(from);
     allocator_.close(to);
   }
+  void copy_many(std::span<const Copy> copies) override {
+    const Open open(*this);
+    while (!copies.empty()) {
+      std::int64_t most = 0;
+      const CopyBatch batch = next_batch(copies, most);
+      const LaunchShape shape = launch_shape(most, 16, 1, options_.max_grid);
+      for (int y = 0; y < batch.count; ++y) {
+        const Copy& copy = batch.copies[y];
+        for (unsigned x = 0; x < shape.grid * kThreads; ++x) {
+          for (std::int64_t lane = x; lane < (copy.bytes + 15) / 16;
+               lane += lane_stride(shape.grid)) {
+            copy_lane(copy, lane);
+          }
+        }
+      }
+    }
+  }
   void upload(void* to, const void* host, std::size_t bytes) override { copy(to, host, bytes); }
   void download(void* host, const void* from, std::size_t bytes) override {
     copy(host, from, bytes);

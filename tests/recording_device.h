@@ -46,6 +46,11 @@ class RecordingDevice final : public Device {
   void copy(void* to, const void* from, std::size_t bytes) override {
     run([=, this] { inner_->copy(to, from, bytes); });
   }
+  void copy_many(std::span<const Copy> copies) override {
+    run([this, list = std::vector<Copy>(copies.begin(), copies.end())] {
+      inner_->copy_many(list);
+    });
+  }
   void upload(void* to, const void* host, std::size_t bytes) override {
     refuse("an upload");  // of memory that may be gone at the replay
     inner_->upload(to, host, bytes);

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "zerofp8/buffer.h"
@@ -114,6 +115,14 @@ struct FollowArgs {
   std::int64_t elements = 0;
 };
 
+// One of many copies within a device's memory, of which none reads what another one writes. Any
+// size and alignment.
+struct Copy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::int64_t bytes = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -134,6 +143,8 @@ class Device {
 
   virtual void zero(void* data, std::size_t bytes) = 0;
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
+  // Packs and unpacks: a launch per kCopiesAtOnce of them instead of one for each.
+  virtual void copy_many(std::span<const Copy> copies) = 0;
   // Ordinary memory may be written to again at once; page-locked memory when the copy is over.
   virtual void upload(void* to, const void* host, std::size_t bytes) = 0;
   virtual void download(void* host, const void* from, std::size_t bytes) = 0;

@@ -115,14 +115,14 @@ void Engine::Impl::gather_weights(BucketState& b) {
   const std::int64_t block = settings.block_size;
   const std::int64_t slice = std::clamp<std::int64_t>(
       settings.allgather_bucket_size / ranks / block * block, block, shard);
-  const auto copy = [&](int rank, std::int64_t begin, std::int64_t n, std::byte* memory,
-                        bool pack) {
+  std::vector<Copy> copies;
+  const auto add_copies = [&](int rank, std::int64_t begin, std::int64_t n, std::byte* memory,
+                              bool pack) {
     for (const Segment& s :
          segments_in(*b.bucket, rank * shard + begin, rank * shard + begin + n)) {
       std::byte* weight = weight_of(b, s);
       std::byte* packed = memory + s.offset * bytes;
-      const auto size = static_cast<std::size_t>(s.elements * bytes);
-      pack ? device->copy(packed, weight, size) : device->copy(weight, packed, size);
+      copies.push_back({pack ? packed : weight, pack ? weight : packed, s.elements * bytes});
     }
   };
   for (std::int64_t begin = 0; begin < shard; begin += slice) {
@@ -132,14 +132,18 @@ void Engine::Impl::gather_weights(BucketState& b) {
     PooledBuffer all = pool.acquire(part * static_cast<std::size_t>(ranks));
     std::byte* own = all.data() + part * static_cast<std::size_t>(me);
     device->zero(own, part);
-    copy(me, begin, n, own, true);
+    copies.clear();
+    add_copies(me, begin, n, own, true);
+    device->copy_many(copies);
     b.shard_comm
         ->all_gather({own, part}, {all.data(), part * static_cast<std::size_t>(ranks)},
                      payload_of(b.bucket->dtype, "weight all-gather"))
         ->wait();
+    copies.clear();
     for (int r = 0; r < ranks; ++r) {
-      if (r != me) copy(r, begin, n, all.data() + part * static_cast<std::size_t>(r), false);
+      if (r != me) add_copies(r, begin, n, all.data() + part * static_cast<std::size_t>(r), false);
     }
+    device->copy_many(copies);
   }
 }
 
