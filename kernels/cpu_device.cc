@@ -198,9 +198,11 @@ class CpuDevice final : public Device {
     }
   }
 
-  void make_part(const MakePartArgs& a) override { run_on_host(a); }
-  void combine_parts(const CombinePartsArgs& a) override { run_on_host(a); }
-  void decide(const DecideArgs& a) override { run_on_host(a); }
+  void make_part(const MakePartArgs& a) override {
+    element::make_part(a, element::worst_of(a, 0, 1));
+  }
+  void combine_parts(const CombinePartsArgs& a) override { element::combine_parts(a); }
+  void decide(const DecideArgs& a) override { element::decide(a, 0, 1); }
 
  private:
   static void copy_tail(std::byte* padded, const View& from, std::int64_t elements) {

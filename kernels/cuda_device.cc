@@ -27,7 +27,8 @@ void refuse_capture(cudaStream_t stream, const std::string& what) {
   if (!is_capturing(stream)) return;
   throw DeviceError(what +
                     " while its stream is captured into a graph; make the optimizer capturable, "
-                    "run at least one whole step before the capture, and ask for results after it");
+                    "run one or more whole steps before the capture, and ask for results after it; "
+                    "communicators of host memory (MPI, gloo) cannot be captured, NCCL can");
 }
 
 // Selects a device for this thread, and what was selected before when it ends. Threads that have

@@ -10,18 +10,13 @@ namespace {
 
 using namespace zerofp8::element;  // NOLINT: this file is its driver on devices
 
-constexpr int kThreads = 128;
-
 // One thread block; thread 0 writes the part.
-__global__ void __launch_bounds__(kThreads) part_kernel(const __grid_constant__ MakePartArgs args) {
+__global__ void __launch_bounds__(kStepThreads)
+    part_kernel(const __grid_constant__ MakePartArgs args) {
   __shared__ unsigned long long worst;
   if (threadIdx.x == 0) worst = kNoneBad;
   __syncthreads();
-  std::uint64_t mine = kNoneBad;
-  for (int i = static_cast<int>(threadIdx.x); i < args.parameters; i += kThreads) {
-    const std::uint64_t next = badness(args, i);
-    if (next < mine) mine = next;
-  }
+  const std::uint64_t mine = worst_of(args, static_cast<int>(threadIdx.x), kStepThreads);
   if (mine != kNoneBad) atomicMin(&worst, static_cast<unsigned long long>(mine));
   __syncthreads();
   if (threadIdx.x == 0) element::make_part(args, worst);
@@ -31,19 +26,16 @@ __global__ void combine_kernel(const __grid_constant__ CombinePartsArgs args) {
   element::combine_parts(args);
 }
 
-// Every thread decides for itself from the same numbers; the first one writes the state.
-__global__ void __launch_bounds__(kThreads) decide_kernel(const __grid_constant__ DecideArgs args) {
-  const Decision decision = decision_of(*args.total, args.max_norm);
-  const int first = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  const int stride = static_cast<int>(gridDim.x * kThreads);
-  for (int i = first; i < args.parameters; i += stride) decide_parameter(args, decision, i);
-  if (first == 0) decide_state(args, decision);
+__global__ void __launch_bounds__(kStepThreads)
+    decide_kernel(const __grid_constant__ DecideArgs args) {
+  element::decide(args, static_cast<int>(blockIdx.x * kStepThreads + threadIdx.x),
+                  static_cast<int>(gridDim.x * kStepThreads));
 }
 
 }  // namespace
 
 int make_part(const MakePartArgs& args, const LaunchOn& on) {
-  part_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(on.stream)>>>(args);
+  part_kernel<<<1, kStepThreads, 0, static_cast<cudaStream_t>(on.stream)>>>(args);
   return cudaGetLastError();
 }
 int combine_parts(const CombinePartsArgs& args, const LaunchOn& on) {
@@ -51,9 +43,8 @@ int combine_parts(const CombinePartsArgs& args, const LaunchOn& on) {
   return cudaGetLastError();
 }
 int decide(const DecideArgs& args, const LaunchOn& on) {
-  const auto wanted = static_cast<unsigned>((args.parameters + kThreads - 1) / kThreads);
-  const unsigned grid = wanted == 0 ? 1 : wanted < on.max_grid ? wanted : on.max_grid;
-  decide_kernel<<<grid, kThreads, 0, static_cast<cudaStream_t>(on.stream)>>>(args);
+  const unsigned grid = decide_grid(args.parameters, on.max_grid);
+  decide_kernel<<<grid, kStepThreads, 0, static_cast<cudaStream_t>(on.stream)>>>(args);
   return cudaGetLastError();
 }
 

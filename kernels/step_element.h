@@ -115,6 +115,15 @@ ZEROFP8_HD std::uint64_t badness(const MakePartArgs& a, std::int32_t i) {
   if (a.maxima[2 * i + 1] >= kInfBits) return (std::uint64_t{1} << 32) | index;
   return kNoneBad;
 }
+// Of every `stride`-th parameter from `first` on: what one thread looks at.
+ZEROFP8_HD std::uint64_t worst_of(const MakePartArgs& a, std::int32_t first, std::int32_t stride) {
+  std::uint64_t worst = kNoneBad;
+  for (std::int32_t i = first; i < a.parameters; i += stride) {
+    const std::uint64_t mine = badness(a, i);
+    if (mine < worst) worst = mine;
+  }
+  return worst;
+}
 // `worst`: the least badness of all parameters.
 ZEROFP8_HD void make_part(const MakePartArgs& a, std::uint64_t worst) {
   StepPart& part = *a.out;
@@ -126,18 +135,19 @@ ZEROFP8_HD void make_part(const MakePartArgs& a, std::uint64_t worst) {
   part.bad_rank = part.bad == 0 ? -1 : a.data_rank;
   part.bad_slice = part.bad == 0 ? -1 : a.slice;
   part.bad_parameter = part.bad == 0 ? -1 : static_cast<std::int32_t>(worst & 0xFFFFFFFFu);
-  part.padding = 0;
+  part.valid = 1;
 }
 
 // Adds up; of what was not finite, the first part with the gravest flag is told of.
 ZEROFP8_HD void combine_parts(const CombinePartsArgs& a) {
   StepPart& total = *a.out;
   total = a.parts[0];
+  if (total.valid != 1) total.refusal = static_cast<std::uint32_t>(StepSkip::kDisagree);
   for (std::int32_t k = 1; k < a.count; ++k) {
     const StepPart& part = a.parts[k];
     for (int i = 0; i < kExactSumWords; ++i) total.squares[i] += part.squares[i];
     carry_exactly(total.squares);
-    const bool differs = a.compare && part.digest != total.digest;
+    const bool differs = part.valid != 1 || (a.compare && part.digest != total.digest);
     total.refusal = max_u32(total.refusal, part.refusal);
     if (differs)
       total.refusal = max_u32(total.refusal, static_cast<std::uint32_t>(StepSkip::kDisagree));
@@ -188,27 +198,18 @@ ZEROFP8_HD void decide_state(const DecideArgs& a, const Decision& d) {
   s.bad_slice = a.total->bad_slice;
   s.bad_parameter = a.total->bad_parameter;
 }
+// What one thread does; the first one writes the state, which the others do not read.
+ZEROFP8_HD void decide(const DecideArgs& a, std::int32_t first, std::int32_t stride) {
+  const Decision d = decision_of(*a.total, a.max_norm);
+  if (first == 0) decide_state(a, d);
+  for (std::int32_t i = first; i < a.parameters; i += stride) decide_parameter(a, d, i);
+}
+
+// Launch shapes: thread blocks of so many threads; one of them for a part.
+inline constexpr int kStepThreads = 128;
+inline unsigned decide_grid(std::int32_t parameters, unsigned max_grid) {
+  const auto wanted = static_cast<unsigned>((parameters + kStepThreads - 1) / kStepThreads);
+  return wanted == 0 ? 1 : wanted < max_grid ? wanted : max_grid;
+}
 
 }  // namespace zerofp8::element
-
-namespace zerofp8 {
-
-// The kernels on a host, one after the other.
-inline void run_on_host(const MakePartArgs& args) {
-  std::uint64_t worst = element::kNoneBad;
-  for (std::int32_t i = 0; i < args.parameters; ++i) {
-    const std::uint64_t mine = element::badness(args, i);
-    if (mine < worst) worst = mine;
-  }
-  element::make_part(args, worst);
-}
-inline void run_on_host(const CombinePartsArgs& args) { element::combine_parts(args); }
-inline void run_on_host(const DecideArgs& args) {
-  const element::Decision decision = element::decision_of(*args.total, args.max_norm);
-  for (std::int32_t i = 0; i < args.parameters; ++i) {
-    element::decide_parameter(args, decision, i);
-  }
-  element::decide_state(args, decision);
-}
-
-}  // namespace zerofp8

@@ -149,9 +149,26 @@ class EmulatedDevice final : public Device {
   void join_master(const MasterArgs& a) override { run<JoinMasterProgram>(a); }
   void follow_weights(const FollowArgs& a) override { run<FollowProgram>(a); }
 
-  void make_part(const MakePartArgs& a) override { alone(a); }
-  void combine_parts(const CombinePartsArgs& a) override { alone(a); }
-  void decide(const DecideArgs& a) override { alone(a); }
+  void make_part(const MakePartArgs& a) override {
+    const Open open(*this);
+    std::uint64_t worst = kNoneBad;
+    for (int thread = 0; thread < kStepThreads; ++thread) {
+      worst = std::min(worst, worst_of(a, thread, kStepThreads));
+    }
+    element::make_part(a, worst);
+  }
+  void combine_parts(const CombinePartsArgs& a) override {
+    const Open open(*this);
+    element::combine_parts(a);
+  }
+  void decide(const DecideArgs& a) override {
+    const Open open(*this);
+    const auto threads =
+        static_cast<std::int32_t>(decide_grid(a.parameters, options_.max_grid)) * kStepThreads;
+    for (std::int32_t i = 0; i < threads; ++i) {
+      element::decide(a, options_.backwards ? threads - 1 - i : i, threads);
+    }
+  }
 
   void sum_squares(const SquaresArgs& a) override {
     const Open open(*this);
@@ -187,11 +204,6 @@ class EmulatedDevice final : public Device {
     IeeeMode mode_;
   };
 
-  template <class Args>
-  void alone(const Args& args) {
-    const Open open(*this);
-    run_on_host(args);
-  }
   static void report(std::uint32_t* amax, std::uint32_t mine) {
     if (amax != nullptr) *amax = std::max(*amax, mine);
   }

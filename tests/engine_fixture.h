@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -198,9 +199,12 @@ class Model {
   std::vector<DeviceBytes> memory_;
 };
 
-// Options that write no log.
+// Options that write no log. With ZEROFP8_TEST_STEPS=queued steps are decided on the device, where
+// everything but fp16 has to be the same.
 inline EngineOptions quiet(bool loss_is_divided = false) {
   EngineOptions options;
+  const char* steps = std::getenv("ZEROFP8_TEST_STEPS");
+  options.capturable = steps != nullptr && std::string(steps) == "queued";
   options.loss_is_divided = loss_is_divided;
   options.log = [](const std::string&) {};
   options.device = device_under_test();

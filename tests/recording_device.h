@@ -24,6 +24,7 @@ class RecordingDevice final : public Device {
 
   void begin() { recording_ = true; }
   void end() { recording_ = false; }
+  void forget() { calls_.clear(); }
   void replay() {
     for (const auto& call : calls_) call();
   }

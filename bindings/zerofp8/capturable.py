@@ -10,7 +10,7 @@ def is_wanted(argument, template):
     return any(g.get("capturable", False) for g in template.param_groups)
 
 
-def check(settings, placement, integration):
+def check(settings, placement, integration, parameters):
     """Refuse it where the host has a say in each step.
 
     Parameters
@@ -18,7 +18,14 @@ def check(settings, placement, integration):
     settings : zerofp8._C.Settings
     placement : Host, Cuda or Offload
     integration : Integration
+    parameters : list of NamedParameter
     """
+    for named in parameters:
+        if hasattr(named.parameter, "main_grad"):
+            raise ConfigError(
+                "capturable", f"True, and parameter \"{named.name}\" has a main_grad",
+                "gradients in p.grad", "turn gradient accumulation fusion off, or leave capturable "
+                "out: whether there is something in the buffer is looked at by the host")
     if integration.ends_micro_batches:
         raise ConfigError(
             "capturable", f"True, under {integration.name}", "a plain loop or torch's pipelines",

@@ -59,6 +59,10 @@ class GradientTaker:
         """`owner` answers where torch looks into stand-ins, see taken.py."""
         self._stand_ins.owner = weakref.ref(owner)
 
+    def never_wait(self):
+        """Do without the looks into device memory that find mistakes of the caller's."""
+        self._stand_ins.looks = False
+
     def hook_new_parameters(self):
         """Hook parameters that need gradients and have no hook yet (e.g. unfrozen ones)."""
         new = [i for i in self._unhooked if self.parameters[i].parameter.requires_grad]

@@ -144,7 +144,7 @@ class _Prepared:
         self.integration = integration or integrations.choose(len(layout.pipeline))
         self.capturable = capturable.is_wanted(is_capturable, template)
         if self.capturable:
-            capturable.check(self.settings, self.placement, self.integration)
+            capturable.check(self.settings, self.placement, self.integration, self.parameters)
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
         self.tied = self._find_tied()
@@ -170,7 +170,8 @@ class _Prepared:
         layout = self.layout
         data = self._communicator(layout.data, timeout)
         model_ranks = groups.model_ranks(records, layout.rank)
-        model = (self._communicator(model_ranks, timeout, control_only=True)
+        # A step that is decided on the device has payloads for it, too.
+        model = (self._communicator(model_ranks, timeout, control_only=not self.capturable)
                  if len(model_ranks) > 1 else None)
         tied, first_holder = self._tied_groups(records, timeout)
         reduce = self._reduce_groups(timeout)

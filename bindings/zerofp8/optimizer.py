@@ -11,6 +11,7 @@ from .errors import ArgumentError, ConfigError, UnsupportedError
 from .parameters import adam_options, as_tuple
 from .plan import Plan
 from . import groups, state
+from .streams import is_capturing
 from .weights import WeightWatch
 
 
@@ -55,6 +56,8 @@ class Optimizer(torch.optim.Optimizer):
         self._report = None  # of the last step; with `capturable` the engine has it
         self.settings = settings
         taker.stand_for(self)
+        if capturable and engine.placement.index is not None:
+            taker.never_wait()
         self._give_back = weakref.finalize(self, groups.give_back, made or [], os.getpid())
         self._give_back.atexit = False  # the process's end takes them
         _made.add(self)
@@ -135,6 +138,7 @@ class Optimizer(torch.optim.Optimizer):
         self._watch.look()
         self._push_groups()
         self._engine.write_groups()
+        self._watch.about_to_update()
 
     @property
     def last_report(self):
@@ -152,10 +156,11 @@ class Optimizer(torch.optim.Optimizer):
         """
         if not self._capturable:
             return self._report
-        report = self._engine.fetch_report()
-        return report if report.step + report.skipped_steps > 0 else None
+        return self._engine.fetch_report()
 
     def _push_groups(self):
+        if is_capturing():  # what was sent before holds; the next before_replay() sends the rest
+            return
         for i, group in enumerate(self.param_groups):
             options = adam_options(group, i, self._decoupled)
             if as_tuple(options) != self._pushed[i]:

@@ -126,7 +126,11 @@ class Cuda(Host):
 
     def add_gradient(self, index, grad):
         self._side.follow()
-        super().add_gradient(index, grad)
+        try:
+            super().add_gradient(index, grad)
+        except BaseException:
+            self._side.lead()  # within a capture, a side stream that is left alone hides the error
+            raise
         self._side.keep(grad)
 
     def release(self):

@@ -54,6 +54,11 @@ class SideStream:
         self.stream.synchronize()
 
 
+def is_capturing():
+    """Whether what the current stream gets is recorded into a CUDA graph instead of run."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def host_memory(like):
     """An empty contiguous host tensor of a tensor's shape and dtype; page-locked where CUDA is.
 

@@ -66,6 +66,7 @@ class StandIns:
         self._placed = set()         # indices
         self._elements = {}          # by dtype and device
         self._made = {}              # by index: what a stand-in has to fit, and the stand-in
+        self.looks = True            # into one-element stand-ins, for gradients that were added there
         self._bad = None             # what the optimizer has said to GradScaler
 
     def place(self, indices):
@@ -97,7 +98,7 @@ class StandIns:
     def written(self, index):
         """Whether autograd or somebody else has added to a stand-in."""
         p = self._parameters[index]
-        if p.numel() != 1 or not isinstance(p.grad, TakenGradient):
+        if not self.looks or p.numel() != 1 or not isinstance(p.grad, TakenGradient):
             return False
         with torch._C.DisableTorchFunctionSubclass():
             return bool(p.grad.any())

@@ -90,6 +90,10 @@ class WeightWatch:
         self._expected = None
         self._remember()
 
+    def about_to_update(self):
+        """The engine will write new weights, and nobody here will be told."""
+        self._expected = None
+
     def loaded(self, expected):
         """State was loaded that belongs to weights of this digest."""
         self._expected = expected

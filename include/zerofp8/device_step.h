@@ -43,7 +43,7 @@ struct StepPart {
   std::int32_t bad_rank = -1;       // data rank
   std::int32_t bad_slice = -1;      // rank in the model group
   std::int32_t bad_parameter = -1;  // index there
-  std::uint32_t padding = 0;
+  std::uint32_t valid = 0;          // 1: this is a part
 };
 
 // What was decided last, and the counters.

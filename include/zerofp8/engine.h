@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -136,16 +137,18 @@ class Engine {
   // its floor and gradients are still not finite.
   StepReport step();
   // Capturable engines: step() in two halves. The first one queues everything and waits for nothing
-  // on the device; the second one waits and tells of the step that ran last. CommError if a
-  // communicator has failed, ArgumentError if ranks disagreed, with nothing changed.
+  // on the device; the second one waits and tells of the step that ran last. ArgumentError if ranks
+  // disagreed, with nothing changed; CommError if a communicator has failed meanwhile: weights may
+  // be anything then, and training goes on from a checkpoint.
   //
-  // Gradients, end_micro_batch() and enqueue_step() may be captured into a CUDA graph: after at
-  // least one whole step outside of it (which allocates), with a gradient for the same parameters
-  // and on all ranks alike; communicators have to move device memory (NCCL). Each replay is one
-  // step. Before a replay, write_groups() sends what group() was set to since. A skipped step
-  // gathers weights, too, because the host does not know.
+  // Gradients, end_micro_batch() and enqueue_step() may be captured into a CUDA graph: after one or
+  // more whole steps outside of it (which allocate), with a gradient for the same parameters and on
+  // all ranks alike; communicators have to move device memory (NCCL). Each replay is one step. One
+  // graph per engine. Call write_groups() before each replay: it sends what group() was set to
+  // since, restores what a step outside of the graph has changed, and looks after the replays
+  // before it. A skipped step gathers weights, too, because the host does not know.
   void enqueue_step();
-  StepReport fetch_report();
+  std::optional<StepReport> fetch_report();  // nullopt: no step since the start or a load
   void write_groups();
   // Throws away what was accumulated since the last step. With a sharded accumulator: collective.
   void discard_gradients();

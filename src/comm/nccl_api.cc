@@ -157,13 +157,21 @@ std::string Handle::async_error() {
 void Handle::abort() noexcept {
   std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return;
-  const ncclResult_t code = ncclCommAbort(std::exchange(comm_, nullptr));
-  if (code != ncclSuccess && code != ncclInProgress) {
-    log(fmt::format("ncclCommAbort: {}", ncclGetErrorString(code)));
-  }
+  const auto end = [comm = std::exchange(comm_, nullptr)] {
+    const ncclResult_t code = ncclCommAbort(comm);
+    if (code != ncclSuccess && code != ncclInProgress) {
+      log(fmt::format("ncclCommAbort: {}", ncclGetErrorString(code)));
+    }
+  };
+  if (!captured_) return end();
+  std::thread([end, device = device_] {
+    cudaSetDevice(device);
+    end();
+  }).detach();
 }
 
 void Handle::finish(std::chrono::milliseconds timeout) noexcept {
+  if (captured_) return abort();
   try {
     std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;

@@ -100,6 +100,9 @@ class Handle {
   // `given_up` was set.
   bool launch(const Calls& calls, std::chrono::milliseconds timeout,
               const std::atomic<bool>& given_up);
+  // A graph has captured calls of it. NCCL frees a communicator when the last such graph is gone
+  // and lets who asks for it wait so long: from now on abort() and finish() let a thread do that.
+  void set_captured() { captured_ = true; }
   // What NCCL reports of its own accord; empty where it is well, or busy in launch().
   std::string async_error();
   // Ends its kernels, finished or not, and frees it. May be called again.
@@ -113,6 +116,7 @@ class Handle {
   const int device_;
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
+  std::atomic<bool> captured_{false};
 };
 
 // ncclGroupStart and ncclGroupEnd, the latter also when a call between them throws: the group is a

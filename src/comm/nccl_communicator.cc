@@ -133,6 +133,7 @@ std::unique_ptr<Work> NcclCommunicator::start(const Plan& plan, const CallOption
     ready->record(callers);
     ready->hold_back(stream);
     captured = nccl::is_captured(stream);
+    if (captured && link_->handle() != nullptr) link_->handle()->set_captured();
     queue(plan, stream);
     finished = root_->events.take();
     finished->record(stream);
@@ -152,10 +153,10 @@ void NcclCommunicator::watch(StreamHandle stream) {
   if (link_->handle() == nullptr) return;
   constexpr char kReplays[] = "replays of captured collectives";
   throw_if_failed("watching", kReplays);
-  ++calls_;
   const NcclCall call = new_call(Collective::kAllGather, 0, 0, {.label = kReplays});
   try {
     const nccl::Selected selected(root_->device);
+    if (nccl::is_captured(static_cast<cudaStream_t>(stream))) return;  // nothing runs
     const std::shared_ptr<nccl::Event> ended = root_->events.take();
     ended->record(static_cast<cudaStream_t>(stream));
     root_->watchdog.watch(link_, call, ended);

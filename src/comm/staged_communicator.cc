@@ -37,6 +37,16 @@ class StagedWork final : public Work {
   bool copied_ = false;
 };
 
+// On one rank nothing travels, and the host has nothing to wait for.
+class CopiedWork final : public Work {
+ public:
+  CopiedWork(Device& device, std::span<const std::byte> from, std::span<std::byte> to) {
+    if (from.data() != to.data()) device.copy(to.data(), from.data(), from.size());
+  }
+  bool done() const override { return true; }
+  void wait() override {}
+};
+
 CallOptions without_stream(CallOptions options) {
   options.stream = nullptr;
   return options;
@@ -56,6 +66,7 @@ PooledBuffer StagedCommunicator::on_host(std::span<const std::byte> data) {
 std::unique_ptr<Work> StagedCommunicator::all_to_all(std::span<const std::byte> send,
                                                      std::span<std::byte> recv,
                                                      const CallOptions& options) {
+  if (size() == 1) return std::make_unique<CopiedWork>(device_, send, recv);
   auto work =
       std::make_unique<StagedWork>(device_, on_host(send), pool_.acquire(recv.size()), recv);
   work->start(inner_.all_to_all({work->sent(), send.size()}, {work->received(), recv.size()},
@@ -66,6 +77,7 @@ std::unique_ptr<Work> StagedCommunicator::all_to_all(std::span<const std::byte> 
 std::unique_ptr<Work> StagedCommunicator::all_gather(std::span<const std::byte> send,
                                                      std::span<std::byte> recv,
                                                      const CallOptions& options) {
+  if (size() == 1) return std::make_unique<CopiedWork>(device_, send, recv);
   auto work =
       std::make_unique<StagedWork>(device_, on_host(send), pool_.acquire(recv.size()), recv);
   work->start(inner_.all_gather({work->sent(), send.size()}, {work->received(), recv.size()},
@@ -75,6 +87,7 @@ std::unique_ptr<Work> StagedCommunicator::all_gather(std::span<const std::byte> 
 
 std::unique_ptr<Work> StagedCommunicator::broadcast(std::span<std::byte> data, int root,
                                                     const CallOptions& options) {
+  if (size() == 1) return std::make_unique<CopiedWork>(device_, data, data);
   auto work = std::make_unique<StagedWork>(device_, on_host(data), PooledBuffer{}, data);
   work->start(inner_.broadcast({work->sent(), data.size()}, root, without_stream(options)));
   return work;

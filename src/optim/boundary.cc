@@ -153,12 +153,22 @@ void Engine::Impl::agree_on_use() {
   }
 }
 
-std::set<Communicator*> Engine::Impl::payload_comms() const {
-  std::set<Communicator*> all;
+// Distinct ones, in the same order on all ranks.
+std::vector<Communicator*> Engine::Impl::payload_comms() const {
+  std::vector<Communicator*> all;
+  const auto add = [&](Communicator* comm) {
+    if (comm != nullptr && std::find(all.begin(), all.end(), comm) == all.end()) {
+      all.push_back(comm);
+    }
+  };
+  if (device_step) {  // the parts of a step
+    add(groups.data);
+    add(groups.model);
+  }
   for (const BucketState& b : buckets) {
     for (Communicator* comm : {b.reduce_ranks.in_node, b.reduce_ranks.across, b.shard_comm,
                                b.replica_comm, b.tied_comm}) {
-      if (comm != nullptr) all.insert(comm);
+      add(comm);
     }
   }
   return all;

@@ -41,13 +41,13 @@ void Engine::enqueue_step() {
   impl_->check_capturable("enqueue_step");
   impl_->enqueue_step();
 }
-StepReport Engine::fetch_report() {
+std::optional<StepReport> Engine::fetch_report() {
   impl_->check_capturable("fetch_report");
   return impl_->fetch_report();
 }
 void Engine::write_groups() {
   impl_->check_capturable("write_groups");
-  impl_->write_groups();
+  impl_->before_replay();
 }
 
 void Engine::discard_gradients() {

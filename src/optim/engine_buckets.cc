@@ -83,6 +83,7 @@ void Engine::Impl::make_buckets() {
   allocate_all();
   connect();
   kept_weights.resize(parameters.size());
+  kept_is_old.resize(parameters.size());
   reset_masters();
 }
 
@@ -104,6 +105,7 @@ void Engine::Impl::connect() {
        {groups.data, shard_comm.get(), replica_comm.get(), in_node_comm.get(), across_comm.get()}) {
     exchange(comm);
   }
+  if (device_step) exchange(groups.model);
   for (const auto& [name, group] : groups.reduce) exchange(group.comm);
   for (const auto& [name, comm] : groups.tied) exchange(comm);
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -99,14 +100,23 @@ struct Engine::Impl {
   double trainer_scale = 1;  // of this step's gradients, by a loss scaler of the trainer
   Agreement agreed;
   WireBytes wire_before;
-  // Of the step that was queued last, without what the device knows; bytes of StepParts since then;
-  // beta1 per group at the capture, if there was one.
-  StepReport queued;
-  std::uint64_t part_bytes = 0;
-  std::vector<double> captured_beta1;
+  // Of the step that was queued last since the start or a load, without what the device knows.
+  std::optional<StepReport> queued;
+  std::uint64_t part_bytes = 0;  // of StepParts since the last step
+  // What a captured step repeats, if there is one.
+  struct Captured {
+    StepReport queued;
+    std::vector<bool> used;     // parameters with a gradient
+    std::vector<double> beta1;  // per group
+    std::vector<bool> kept;     // parameters whose weights it copies for weight_changed()
+    std::vector<bool> written;  // others that were written from outside since
+    bool told = false;          // of such
+  };
+  std::optional<Captured> captured;
   std::int64_t steps_told = 0;  // of which fetch_report() has logged and thrown what there was
   // By parameter: this rank's weights as the last update left them; empty unless weight_changed().
   std::vector<Buffer> kept_weights;
+  std::vector<bool> kept_is_old;  // does not go with the state
   bool told_of_writes = false;
 
   // engine_setup.cc
@@ -159,7 +169,7 @@ struct Engine::Impl {
                    std::uint32_t* amax);
   ExactSum local_sum_squares();
   std::vector<double> gradient_norms();
-  std::set<Communicator*> payload_comms() const;
+  std::vector<Communicator*> payload_comms() const;
   std::string failure_on_device() const;
   void agree_on_use();
   bool agree_on_update(bool overflow);
@@ -183,12 +193,17 @@ struct Engine::Impl {
   void make_device_step();
   void check_capturable(const std::string& call) const;
   std::string fault_of_groups() const;
-  void write_groups();
+  void send_groups();
+  void before_replay();
+  std::vector<bool> used_parameters() const;
+  void refuse_within_capture(const std::string& call) const;
+  void watch_replays();
   void gather_parts(Communicator* comm, const StepPart* mine, StepPart* all);
   void agree_on_device();
   double norm_on_device();
   void enqueue_step();
-  StepReport fetch_report();
+  std::optional<StepReport> fetch_report();
+  std::string name_of(int parameter, int bad_rank, int bad_slice) const;
   void read_counters();
   void write_counters();
 
@@ -197,6 +212,7 @@ struct Engine::Impl {
   void reset_masters(BucketState& b, const Segment& s);
   void reset_masters();
   void weight_changed(int parameter);
+  void tell_of_writes_between_replays(int parameter);
   void keep_weights();
   void note_fp16_weights(const BucketState& b, const Segment& s);
   void scan_fp16_weights();

@@ -46,27 +46,56 @@ std::string Engine::Impl::fault_of_groups() const {
   return "";
 }
 
-// Also what a replay of a captured step reads.
-void Engine::Impl::write_groups() {
-  for (const BucketState& b : buckets) {
-    const auto g = static_cast<std::size_t>(b.bucket->group);
-    if (captured_beta1.empty() || exp_avg_rounding(b.exp_avg.storage, hyper[g].beta1) ==
-                                      exp_avg_rounding(b.exp_avg.storage, captured_beta1[g])) {
-      continue;
-    }
-    throw ArgumentError(fmt::format(
-        "beta1 of group {} was {} when the step was captured and is {} now: the rounding of the "
-        "first moment changes between them, and a graph repeats the old one; capture the step "
-        "again",
-        g, captured_beta1[g], hyper[g].beta1));
-  }
+void Engine::Impl::send_groups() {
   device_step->write_groups(hyper, hash_name(text_of(hyper)), !fault_of_groups().empty());
 }
 
+void Engine::Impl::refuse_within_capture(const std::string& call) const {
+  if (!device->is_capturing()) return;
+  throw DeviceError(
+      fmt::format("{}: {}: the step is being captured into a graph and has not run; "
+                  "call it after a replay",
+                  device->name(), call));
+}
+
+// A step outside of the graph may have changed what the graph relies on.
+void Engine::Impl::before_replay() {
+  refuse_within_capture("write_groups");
+  if (captured) {
+    for (const BucketState& b : buckets) {
+      const auto g = static_cast<std::size_t>(b.bucket->group);
+      if (exp_avg_rounding(b.exp_avg.storage, hyper[g].beta1) ==
+          exp_avg_rounding(b.exp_avg.storage, captured->beta1[g])) {
+        continue;
+      }
+      throw ArgumentError(fmt::format(
+          "beta1 of group {} was {} when the step was captured and is {} now: the rounding of the "
+          "first moment changes between them, and a graph repeats the old one; make one ordinary "
+          "step with it and capture the step again",
+          g, captured->beta1[g], hyper[g].beta1));
+    }
+    device_step->write_use(captured->used);
+    queued = captured->queued;
+    for (std::size_t i = 0; i < kept_weights.size(); ++i) {
+      if (kept_weights[i].data() != nullptr && !captured->kept[i]) kept_is_old[i] = true;
+    }
+  }
+  send_groups();
+  watch_replays();
+}
+
+std::vector<bool> Engine::Impl::used_parameters() const {
+  std::vector<bool> used(states.size());
+  for (std::size_t i = 0; i < states.size(); ++i) used[i] = states[i].used_anywhere;
+  return used;
+}
+
 // Parts travel as the gradients do: on the device's stream. They are not in the plan's bytes.
+// What an aborted collective does not bring is no part, and not one of the step before.
 void Engine::Impl::gather_parts(Communicator* comm, const StepPart* mine, StepPart* all) {
   const std::size_t bytes = sizeof(StepPart);
   const auto ranks = static_cast<std::size_t>(comm->size());
+  device->zero(all, bytes * ranks);
   payload(comm)
       ->all_gather({reinterpret_cast<const std::byte*>(mine), bytes},
                    {reinterpret_cast<std::byte*>(all), bytes * ranks},
@@ -78,10 +107,8 @@ void Engine::Impl::gather_parts(Communicator* comm, const StepPart* mine, StepPa
 void Engine::Impl::agree_on_device() {
   count_squares();
   agree_on_use();
-  std::vector<bool> used(states.size());
-  for (std::size_t i = 0; i < states.size(); ++i) used[i] = states[i].used_anywhere;
-  device_step->write_use(used);
-  write_groups();
+  device_step->write_use(used_parameters());
+  send_groups();
   DeviceStep& on = *device_step;
   device->make_part({.squares = words->norm(),
                      .maxima = words->given(0),
@@ -106,7 +133,8 @@ void Engine::Impl::agree_on_device() {
 }
 
 double Engine::Impl::norm_on_device() {
-  if (!reduced) return agreed.norm;
+  refuse_within_capture("grad_norm");
+  if (!reduced) return queued ? device_step->read_state().norm : agreed.norm;
   return element::decision_of(device_step->read_total(), settings.gradient_clipping).norm;
 }
 
@@ -121,26 +149,38 @@ void Engine::Impl::enqueue_step() {
   update_weights(true);
   for (BucketState& b : buckets) gather_weights(b);
   keep_weights();
-  queued = {};
-  queued.micro_batches = micro_batches;
-  queued.loss_scale = queued.next_loss_scale = scaler.scale();
-  for (const ParameterState& state : states) queued.unused_parameters += !state.used_anywhere;
+  StepReport report;
+  report.micro_batches = micro_batches;
+  report.loss_scale = report.next_loss_scale = scaler.scale();
+  for (const ParameterState& state : states) report.unused_parameters += !state.used_anywhere;
   const WireBytes total = wire_total();
-  queued.wire = total - wire_before;
-  queued.wire.payload[static_cast<std::size_t>(kPartDType)] -= part_bytes;
-  queued.wire.control += part_bytes;
+  report.wire = total - wire_before;
+  report.wire.payload[static_cast<std::size_t>(kPartDType)] -= part_bytes;
+  report.wire.control += part_bytes;
+  queued = report;
   wire_before = total;
   part_bytes = 0;
   if (device->is_capturing()) {
-    captured_beta1.clear();
-    for (const AdamOptions& h : hyper) captured_beta1.push_back(h.beta1);
+    captured = {.queued = report, .used = used_parameters()};
+    for (const AdamOptions& h : hyper) captured->beta1.push_back(h.beta1);
+    for (const Buffer& kept : kept_weights) captured->kept.push_back(kept.data() != nullptr);
+    captured->written.resize(parameters.size());
   }
   clear_gradients();
+}
+
+// Ranks that wait for one that is gone are told, in the same order on all of them.
+void Engine::Impl::watch_replays() {
+  for (Communicator* comm : payload_comms()) {
+    if (comm->on_device()) comm->watch(device->stream());
+  }
 }
 
 // What the device has counted, for everything that reads the host's copy.
 void Engine::Impl::read_counters() {
   if (!device_step) return;
+  refuse_within_capture("the engine's counters or report");
+  watch_replays();
   const StepState state = device_step->read_state();
   applied = static_cast<std::int64_t>(state.applied);
   skipped = static_cast<std::int64_t>(state.skipped);
@@ -160,34 +200,36 @@ void Engine::Impl::write_counters() {
     guards.push_back(state.guard_c);
   }
   steps_told = applied + skipped;
+  queued.reset();
   device_step->write_counters(static_cast<std::uint64_t>(applied),
                               static_cast<std::uint64_t>(skipped), steps, guards);
 }
 
+// Other slices have other parameters, and data ranks other experts, under the same index.
+std::string Engine::Impl::name_of(int parameter, int bad_rank, int bad_slice) const {
+  const auto i = static_cast<std::size_t>(parameter);
+  const bool known = bad_slice == model_rank() &&
+                     (bad_rank == data_rank() || parameters[i].spec.reduce_group.empty());
+  return known ? parameters[i].spec.name
+               : fmt::format("number {} of model rank {}", parameter, bad_slice);
+}
+
 // Waits for the device, but not for a rank that is gone: replays are watched from here on.
-StepReport Engine::Impl::fetch_report() {
-  std::set<Communicator*> comms = payload_comms();
-  comms.insert(groups.data);
-  if (groups.model != nullptr) comms.insert(groups.model);
-  for (Communicator* comm : comms) {
-    if (comm->on_device()) comm->watch(device->stream());
-  }
+std::optional<StepReport> Engine::Impl::fetch_report() {
   read_counters();
   if (const std::string failure = failure_on_device(); !failure.empty()) throw CommError(failure);
   const StepState state = device_step->read_state();
-  StepReport report = queued;
-  report.applied = state.skip == StepSkip::kNone && state.applied > 0;
+  if (!queued) return std::nullopt;
+  StepReport report = *queued;
   report.step = applied;
   report.skipped_steps = skipped;
+  report.applied = state.skip == StepSkip::kNone;
   report.grad_norm = agreed.norm = state.norm;
   report.clip_coefficient = static_cast<float>(state.clip);
   report.clipped_norm = report.grad_norm * report.clip_coefficient;
   if (state.bad_parameter >= 0) {
     report.bad_rank = state.bad_rank;
-    report.bad_parameter =
-        state.bad_slice == model_rank()
-            ? parameters[static_cast<std::size_t>(state.bad_parameter)].spec.name
-            : fmt::format("parameter {} of model rank {}", state.bad_parameter, state.bad_slice);
+    report.bad_parameter = name_of(state.bad_parameter, state.bad_rank, state.bad_slice);
   }
   if (!report.applied) {
     report.skip_reason = reason_to_skip(state.skip, report);

@@ -121,7 +121,8 @@ void Engine::Impl::restore_counters(const StateCounters& c) {
     states[i].guard_c = c.guard_c[i];
   }
   write_counters();
-  for (Buffer& kept : kept_weights) kept.reset();  // the weights that belong to this come apart
+  // The weights that belong to this come apart. A captured step writes to the copies: they stay.
+  kept_is_old.assign(kept_is_old.size(), true);
   scan_fp16_weights();
 }
 

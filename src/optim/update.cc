@@ -210,7 +210,7 @@ RandomStream Engine::Impl::stream(const RandomKeyBase& base, std::int64_t offset
 StepReport Engine::Impl::step() {
   if (device_step) {
     enqueue_step();
-    return fetch_report();
+    return *fetch_report();
   }
   reduce_gradients();
   StepReport report;

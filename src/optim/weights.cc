@@ -49,9 +49,9 @@ void Engine::Impl::weight_changed(int parameter) {
     note_fp16_weights(b, s);
     if (b.master_bits == 0) continue;
     Buffer& kept = kept_weights[parameter];
-    if (kept.data() == nullptr) {
-      const std::size_t size = static_cast<std::size_t>(s.elements) * bytes;
-      kept = Buffer(device->allocator(), Component::kTransient, size);
+    const std::size_t size = static_cast<std::size_t>(s.elements) * bytes;
+    if (kept.data() == nullptr || kept_is_old[static_cast<std::size_t>(parameter)]) {
+      if (kept.data() == nullptr) kept = Buffer(device->allocator(), Component::kTransient, size);
       reset_masters(b, s);
       device->copy(kept.data(), weight_of(b, s), size);
     } else {
@@ -63,6 +63,8 @@ void Engine::Impl::weight_changed(int parameter) {
                               .elements = s.elements});
     }
   }
+  kept_is_old[static_cast<std::size_t>(parameter)] = false;
+  tell_of_writes_between_replays(parameter);
   if (b.master_bits != 0 && !told_of_writes && data_rank() == 0) {
     told_of_writes = true;
     log(fmt::format(
@@ -70,6 +72,21 @@ void Engine::Impl::weight_changed(int parameter) {
         "and a copy of its weights is kept from now on (told once, for the first such parameter)",
         parameters[parameter].spec.name));
   }
+}
+
+// A captured step does not keep up a copy that was made after the capture.
+void Engine::Impl::tell_of_writes_between_replays(int parameter) {
+  const auto i = static_cast<std::size_t>(parameter);
+  if (!captured || captured->kept[i]) return;
+  if (captured->written[i] && !captured->told) {
+    captured->told = true;
+    log(fmt::format(
+        "zerofp8: parameter \"{}\" is written from outside the optimizer between replays of a step "
+        "that was captured before the first such write: all of its masters follow each time; "
+        "capture the step again, and those of untouched elements stay (told once)",
+        parameters[i].spec.name));
+  }
+  captured->written[i] = true;
 }
 
 // After an update: what was written from outside before may be again.
