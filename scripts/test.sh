@@ -22,7 +22,7 @@ THREADS="comm_thread_test comm_fault_test comm_mismatch_test engine_sharding_tes
          engine_overflow_test checkpoint_test checkpoint_damage_test checkpoint_crash_test"
 THREADS_MORE="engine_norm_test engine_accumulation_test engine_reduction_test engine_adam_test
               engine_writes_test engine_two_level_test engine_hyper_test engine_device_test engine_device_faults_test
-              engine_queued_test"
+              engine_queued_test engine_replays_test"
 # Matrices that take a minute or more each there; what they share with other tests is run by those.
 TOO_LONG="TwoLevelCells.ThreeSteps|Case38_AnyNumber|Case23_FewElements|Resume.TenAndTen.*(fp16|O1|O3)"
 TOO_LONG+="|EngineQueued[.].*(O0|O1|O3|alone|overlap|small|master|many|hybrid|two_level)"

@@ -47,6 +47,22 @@ TEST_F(NcclCapture, CapturedCollectivesAreLeftAlone) {
   });
 }
 
+// Asked for within a capture, watching would ask about an event that is captured.
+TEST_F(NcclCapture, WatchingWithinACaptureDoesNothing) {
+  run_nccl(2, [&](Communicator& comm) {
+    const Buffers buffers{keep(16), keep(16)};
+    CallersStream stream(comm.rank());
+    set_capturing(comm.rank(), true);
+    comm.all_to_all(buffers.send, buffers.recv, {.stream = stream.get()})->wait();
+    comm.watch(stream.get());
+    std::this_thread::sleep_for(milliseconds(60));
+    set_capturing(comm.rank(), false);
+    synchronize(stream.get());
+    EXPECT_EQ(comm.failure(), "");
+    comm.barrier(seconds(10));
+  });
+}
+
 // A rank that does not replay: found out by watch(), which ends the kernels that wait for it.
 TEST_F(NcclCapture, ReplaysAreWatched) {
   std::latch ended(1);

@@ -98,6 +98,49 @@ def test_what_the_host_decides_is_refused():
         make("cpu", "O1", capturable=True)
 
 
+def test_main_grad_is_refused():
+    model = torch.nn.Linear(3, 2)
+    model.weight.main_grad = torch.zeros(2, 3)
+    with pytest.raises(zerofp8.ConfigError, match="capturable.*main_grad.*fusion off"):
+        zerofp8.initialize(model, torch.optim.AdamW(model.parameters()), {}, capturable=True)
+
+
+def test_nothing_is_looked_at_on_a_device():
+    """One-element stand-ins are looked into for mistakes on the CPU, and left alone on a device."""
+    looked = []
+
+    class Looked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.scale
+
+    for index in (None, 0):
+        use(lambda settings, index=index: LoggedCuda(index))
+        model, optimizer = Looked(), None
+        model, optimizer = zerofp8.initialize(model, torch.optim.AdamW(model.parameters()), {},
+                                              capturable=True)
+        model(torch.ones(2)).sum().backward()
+        model.scale.grad.as_subclass(torch.Tensor).fill_(1.0)  # a mistake
+        try:
+            optimizer.step()
+            looked.append(False)
+        except zerofp8.ArgumentError:
+            looked.append(True)
+    assert looked == [True, False]
+
+
+def test_reports_of_steps_before_a_load_are_gone(tmp_path):
+    model, optimizer = make("cpu", "O2", capturable=True)
+    run(model, optimizer, [0])
+    optimizer.save(tmp_path)
+    assert optimizer.last_report.step == 1
+    optimizer.load(tmp_path)
+    assert optimizer.last_report is None and optimizer.applied_steps == 1
+
+
 def test_the_template_may_ask_for_it():
     for asked, expected in ((None, True), (False, False)):
         model = torch.nn.Linear(3, 2)
