@@ -137,6 +137,7 @@ TEST(EngineReplays, WritesThatBeginAfterTheCapture) {
   expect_parts(lines[0], {"\"over\"", "capture the step again", "told once"});
   // Captured again, it has the bits of a step on the host.
   OnHost host(kAlone, *comm);
+  write(host.engine, host.model, 0);  // it knows of such writes, too
   const TemporaryFolder folder("replays");
   run.engine.save(folder.path());
   host.engine.load(folder.path());
@@ -203,6 +204,47 @@ TEST(EngineReplays, ANewBeta1NeedsAStepAndANewCapture) {
   host.step(1, 0);
   replay(run, 1);
   EXPECT_TRUE(snapshot(run.engine, run.model) == snapshot(host.engine, host.model));
+}
+
+// What a capture has recorded before it failed did not run: the steps after it know nothing of it.
+TEST(EngineReplays, ACaptureThatFailsLeavesNothingBehind) {
+  for (const int stage : {1, 2}) {
+    Row row = kAlone;
+    row.recipe.stage = stage;
+    const auto comm = make_self_communicator();
+    OnHost host(row, *comm);
+    Recorded run(row, *comm);
+    const auto fail = [&] {
+      EXPECT_THROW(run.capture(), DeviceError);
+      run.device->end();
+      run.device->forget();
+      run.engine.discard_gradients();  // of a capture that failed before the step
+    };
+    fail();  // no step before: memory is missing
+    host.step(0, 0);
+    run.warm_up();
+    run.engine.group(0).lr = 0.5;
+    fail();  // within the step: would repeat 0.5 for ever
+    run.engine.group(0).lr = 1e-3;
+    host.step(1, 0);
+    run.gradients.fill(1);
+    run.warm_up();
+    run.capture();
+    host.step(2, 0);
+    replay(run, 2);
+    EXPECT_TRUE(snapshot(run.engine, run.model) == snapshot(host.engine, host.model)) << stage;
+  }
+}
+
+// A write that the next step has to follow, and a capture instead of that step.
+TEST(EngineReplays, AWriteBeforeACaptureNeedsAStep) {
+  const auto comm = make_self_communicator();
+  Recorded run(kAlone, *comm);
+  run.warm_up();
+  run.device->begin();
+  expect_parts(error_of<DeviceError>([&] { run.engine.weight_changed(4); }),
+               {"\"over\" was written from outside", "make one ordinary step, then capture"});
+  run.device->end();
 }
 
 // An all-gather that is aborted brings nothing.

@@ -1,6 +1,6 @@
 """Steps that are decided on the device, so that CUDA graphs can have them in."""
 
-from .errors import ConfigError
+from .errors import ArgumentError, ConfigError
 
 
 def is_wanted(argument, template):
@@ -54,7 +54,10 @@ class PendingReport:
     def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._optimizer.last_report, name)
+        report = self._optimizer.last_report
+        if report is None:
+            raise ArgumentError("there is no report: no step has run since the state was loaded")
+        return getattr(report, name)
 
     def __repr__(self):
         return "PendingReport(the step that ran last; its attributes wait for the device)"

@@ -71,7 +71,7 @@ class Host:
     def before(self, name):
         """An engine's call of this name follows."""
 
-    def after(self, name):
+    def after(self, name, failed=False):
         """It has returned or raised."""
 
     # -- weights ---------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Cuda(Host):
         try:
             super().add_gradient(index, grad)
         except BaseException:
-            self._side.lead()  # within a capture, a side stream that is left alone hides the error
+            self.after("add_gradient", failed=True)
             raise
         self._side.keep(grad)
 
@@ -137,14 +137,21 @@ class Cuda(Host):
         self._side.lead()
 
     def before(self, name):
+        self._side.follow()
         if name == "close":
             self._side.synchronize()
-        else:
-            self._side.follow()
 
-    def after(self, name):
-        if name in _OF_WEIGHTS:
+    def after(self, name, failed=False):
+        # Within a capture, a side stream that is left alone would hide why a call has failed.
+        if name in _OF_WEIGHTS or failed:
             self._side.lead()
+
+    def end_micro_batch(self, end):
+        try:
+            end()
+        except BaseException:
+            self.after("end_micro_batch", failed=True)
+            raise
 
 
 def _contiguous_copy(named):
@@ -180,6 +187,9 @@ class PlacedEngine:
 def _in_order(placement, name, method, *arguments):
     placement.before(name)
     try:
-        return method(*arguments)
-    finally:
-        placement.after(name)
+        result = method(*arguments)
+    except BaseException:
+        placement.after(name, failed=True)
+        raise
+    placement.after(name)
+    return result

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <future>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "zerofp8/error.h"
 
@@ -11,6 +14,21 @@ namespace zerofp8::nccl {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// In a thread of its own, whose calls do not end another thread's capture.
+template <class Work>
+void apart(int device, const Work& work) {
+  try {
+    std::thread([device, work] {
+      cudaSetDevice(device);
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+      cudaThreadExchangeStreamCaptureMode(&mode);
+      work();
+    }).detach();
+  } catch (const std::system_error&) {  // no more threads
+    work();
+  }
+}
 
 void log(const std::string& text) noexcept { std::fprintf(stderr, "zerofp8: %s\n", text.c_str()); }
 
@@ -105,7 +123,7 @@ Handle::Handle(int device, int ranks, const ncclUniqueId& id, int rank,
   config.blocking = 0;
   try {
     check(ncclCommInitRankConfig(&comm_, ranks, id, rank, &config), "ncclCommInitRankConfig");
-    if (!await(timeout, nullptr)) {
+    if (!await(comm_, timeout, nullptr)) {
       throw CommError(fmt::format("ncclCommInitRankConfig: the ranks have not met within {} s",
                                   std::chrono::duration<double>(timeout).count()));
     }
@@ -116,12 +134,13 @@ Handle::Handle(int device, int ranks, const ncclUniqueId& id, int rank,
 }
 
 // Polls: a non-blocking communicator works in a thread of its own and says so in no other way.
-bool Handle::await(std::chrono::milliseconds timeout, const std::atomic<bool>* given_up) {
+bool Handle::await(ncclComm_t comm, std::chrono::milliseconds timeout,
+                   const std::atomic<bool>* given_up) {
   const Clock::time_point deadline = Clock::now() + timeout;
   for (int round = 0;; ++round) {
     ncclResult_t state = ncclSuccess;
-    check(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
-    check(state, "NCCL", comm_);
+    check(ncclCommGetAsyncError(comm, &state), "ncclCommGetAsyncError", comm);
+    check(state, "NCCL", comm);
     if (state != ncclInProgress) return true;
     if (Clock::now() >= deadline || (given_up != nullptr && *given_up)) return false;
     if (round < 100) {
@@ -138,7 +157,7 @@ bool Handle::launch(const Calls& calls, std::chrono::milliseconds timeout,
   if (comm_ == nullptr) return false;  // aborted since the caller has looked
   const Selected selected(device_);
   calls(comm_);
-  return await(timeout, &given_up);
+  return await(comm_, timeout, &given_up);
 }
 
 std::string Handle::async_error() {
@@ -163,21 +182,42 @@ void Handle::abort() noexcept {
       log(fmt::format("ncclCommAbort: {}", ncclGetErrorString(code)));
     }
   };
-  if (!captured_) return end();
-  std::thread([end, device = device_] {
-    cudaSetDevice(device);
-    end();
-  }).detach();
+  captured_ ? apart(device_, end) : end();
+}
+
+// The thread flushes what is still under way, waits for the graphs and frees the communicator; the
+// caller waits for it, but not for a graph that stays.
+void Handle::finish_captured(std::chrono::milliseconds timeout) noexcept {
+  const auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  {
+    std::lock_guard lock(mutex_);
+    if (comm_ == nullptr) return;
+    apart(device_, [comm = std::exchange(comm_, nullptr), timeout, ended] {
+      try {
+        check(ncclCommFinalize(comm), "ncclCommFinalize", comm);
+        if (await(comm, timeout, nullptr)) {
+          check(ncclCommDestroy(comm), "ncclCommDestroy");
+        } else {
+          ncclCommAbort(comm);
+        }
+      } catch (const std::exception& error) {
+        log(error.what());
+      }
+      ended->set_value();
+    });
+  }
+  end.wait_for(timeout);
 }
 
 void Handle::finish(std::chrono::milliseconds timeout) noexcept {
-  if (captured_) return abort();
+  if (captured_) return finish_captured(timeout);
   try {
     std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
     const Selected selected(device_);
     check(ncclCommFinalize(comm_), "ncclCommFinalize", comm_);
-    if (await(timeout, nullptr)) {
+    if (await(comm_, timeout, nullptr)) {
       check(ncclCommDestroy(std::exchange(comm_, nullptr)), "ncclCommDestroy");
       return;
     }

@@ -111,7 +111,9 @@ class Handle {
   void finish(std::chrono::milliseconds timeout) noexcept;
 
  private:
-  bool await(std::chrono::milliseconds timeout, const std::atomic<bool>* given_up);
+  static bool await(ncclComm_t comm, std::chrono::milliseconds timeout,
+                    const std::atomic<bool>* given_up);
+  void finish_captured(std::chrono::milliseconds timeout) noexcept;
 
   const int device_;
   std::mutex mutex_;

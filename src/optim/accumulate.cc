@@ -204,10 +204,19 @@ void Engine::Impl::end_open_micro_batch() {
 }
 
 void Engine::Impl::clear_gradients() {
+  for (BucketState& b : buckets) device->zero(b.accumulator.data(), b.accumulator.size());
+  words->start_step();
+  forget_gradients();
+}
+
+// The host's part of it.
+void Engine::Impl::forget_gradients() {
   for (BucketState& b : buckets) {
-    device->zero(b.accumulator.data(), b.accumulator.size());
+    b.in_flight.reset();
     b.staging = {};
     b.late = {};
+    b.sending = {};
+    b.parameters_ready = 0;
     b.gradient = {};
   }
   for (ParameterState& state : states) {
@@ -215,7 +224,6 @@ void Engine::Impl::clear_gradients() {
     state.used = state.used_anywhere = state.ready = state.late = false;
     state.bad_source = state.bad_sum = false;
   }
-  words->start_step();
   micro_batches = 0;
   open_micro_batch = false;
   next_flush = 0;

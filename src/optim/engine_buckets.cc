@@ -84,6 +84,7 @@ void Engine::Impl::make_buckets() {
   connect();
   kept_weights.resize(parameters.size());
   kept_is_old.resize(parameters.size());
+  written.resize(parameters.size());
   reset_masters();
 }
 

@@ -108,15 +108,17 @@ struct Engine::Impl {
     StepReport queued;
     std::vector<bool> used;     // parameters with a gradient
     std::vector<double> beta1;  // per group
-    std::vector<bool> kept;     // parameters whose weights it copies for weight_changed()
+    std::vector<bool> known;    // parameters that were written from outside before it
     std::vector<bool> written;  // others that were written from outside since
     bool told = false;          // of such
   };
   std::optional<Captured> captured;
-  std::int64_t steps_told = 0;  // of which fetch_report() has logged and thrown what there was
+  std::int64_t steps_at_start = 0;  // or at the last load
+  std::int64_t steps_told = 0;      // of which fetch_report() has logged and thrown what there was
   // By parameter: this rank's weights as the last update left them; empty unless weight_changed().
   std::vector<Buffer> kept_weights;
   std::vector<bool> kept_is_old;  // does not go with the state
+  std::vector<bool> written;      // from outside, so far; the same on all ranks
   bool told_of_writes = false;
 
   // engine_setup.cc
@@ -147,6 +149,7 @@ struct Engine::Impl {
   void finish_flush(BucketState& b);
   void flush_late_gradients();
   void clear_gradients();
+  void forget_gradients();
 
   // reduce.cc
   void reduce_gradients();
@@ -202,6 +205,7 @@ struct Engine::Impl {
   void agree_on_device();
   double norm_on_device();
   void enqueue_step();
+  void queue_step();
   std::optional<StepReport> fetch_report();
   std::string name_of(int parameter, int bad_rank, int bad_slice) const;
   void read_counters();

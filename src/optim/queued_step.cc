@@ -61,6 +61,7 @@ void Engine::Impl::refuse_within_capture(const std::string& call) const {
 // A step outside of the graph may have changed what the graph relies on.
 void Engine::Impl::before_replay() {
   refuse_within_capture("write_groups");
+  watch_replays();
   if (captured) {
     for (const BucketState& b : buckets) {
       const auto g = static_cast<std::size_t>(b.bucket->group);
@@ -77,11 +78,10 @@ void Engine::Impl::before_replay() {
     device_step->write_use(captured->used);
     queued = captured->queued;
     for (std::size_t i = 0; i < kept_weights.size(); ++i) {
-      if (kept_weights[i].data() != nullptr && !captured->kept[i]) kept_is_old[i] = true;
+      if (kept_weights[i].data() != nullptr && !captured->known[i]) kept_is_old[i] = true;
     }
   }
   send_groups();
-  watch_replays();
 }
 
 std::vector<bool> Engine::Impl::used_parameters() const {
@@ -134,11 +134,24 @@ void Engine::Impl::agree_on_device() {
 
 double Engine::Impl::norm_on_device() {
   refuse_within_capture("grad_norm");
+  watch_replays();
   if (!reduced) return queued ? device_step->read_state().norm : agreed.norm;
   return element::decision_of(device_step->read_total(), settings.gradient_clipping).norm;
 }
 
+// What a capture that failed has recorded did not run: on the device everything is as before it,
+// and so it has to be on the host.
 void Engine::Impl::enqueue_step() {
+  const bool capturing = device->is_capturing();
+  try {
+    queue_step();
+  } catch (...) {
+    if (capturing) forget_gradients();
+    throw;
+  }
+}
+
+void Engine::Impl::queue_step() {
   reduce_gradients();
   device->decide({.total = device_step->total(),
                   .max_norm = settings.gradient_clipping,
@@ -163,7 +176,7 @@ void Engine::Impl::enqueue_step() {
   if (device->is_capturing()) {
     captured = {.queued = report, .used = used_parameters()};
     for (const AdamOptions& h : hyper) captured->beta1.push_back(h.beta1);
-    for (const Buffer& kept : kept_weights) captured->kept.push_back(kept.data() != nullptr);
+    captured->known = written;
     captured->written.resize(parameters.size());
   }
   clear_gradients();
@@ -171,6 +184,7 @@ void Engine::Impl::enqueue_step() {
 
 // Ranks that wait for one that is gone are told, in the same order on all of them.
 void Engine::Impl::watch_replays() {
+  if (!device_step) return;
   for (Communicator* comm : payload_comms()) {
     if (comm->on_device()) comm->watch(device->stream());
   }
@@ -199,7 +213,7 @@ void Engine::Impl::write_counters() {
     steps.push_back(state.step);
     guards.push_back(state.guard_c);
   }
-  steps_told = applied + skipped;
+  steps_told = steps_at_start = applied + skipped;
   queued.reset();
   device_step->write_counters(static_cast<std::uint64_t>(applied),
                               static_cast<std::uint64_t>(skipped), steps, guards);
@@ -219,7 +233,7 @@ std::optional<StepReport> Engine::Impl::fetch_report() {
   read_counters();
   if (const std::string failure = failure_on_device(); !failure.empty()) throw CommError(failure);
   const StepState state = device_step->read_state();
-  if (!queued) return std::nullopt;
+  if (!queued || applied + skipped == steps_at_start) return std::nullopt;
   StepReport report = *queued;
   report.step = applied;
   report.skipped_steps = skipped;

@@ -59,6 +59,7 @@ std::span<const std::byte> Engine::Impl::on_host(std::span<const std::byte> data
 }
 
 std::vector<float> Engine::Impl::full_state(int parameter, StateKind kind) {
+  watch_replays();
   if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
     throw ArgumentError("full_state: no parameter " + std::to_string(parameter));
   }

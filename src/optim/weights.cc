@@ -51,6 +51,13 @@ void Engine::Impl::weight_changed(int parameter) {
     Buffer& kept = kept_weights[parameter];
     const std::size_t size = static_cast<std::size_t>(s.elements) * bytes;
     if (kept.data() == nullptr || kept_is_old[static_cast<std::size_t>(parameter)]) {
+      if (device->is_capturing()) {  // each replay would take all masters
+        throw DeviceError(
+            fmt::format("parameter \"{}\" was written from outside the optimizer since the last "
+                        "step, and the next "
+                        "one is being captured; make one ordinary step, then capture",
+                        parameters[static_cast<std::size_t>(parameter)].spec.name));
+      }
       if (kept.data() == nullptr) kept = Buffer(device->allocator(), Component::kTransient, size);
       reset_masters(b, s);
       device->copy(kept.data(), weight_of(b, s), size);
@@ -64,7 +71,8 @@ void Engine::Impl::weight_changed(int parameter) {
     }
   }
   kept_is_old[static_cast<std::size_t>(parameter)] = false;
-  tell_of_writes_between_replays(parameter);
+  written[static_cast<std::size_t>(parameter)] = true;
+  if (b.master_bits != 0) tell_of_writes_between_replays(parameter);
   if (b.master_bits != 0 && !told_of_writes && data_rank() == 0) {
     told_of_writes = true;
     log(fmt::format(
@@ -77,7 +85,7 @@ void Engine::Impl::weight_changed(int parameter) {
 // A captured step does not keep up a copy that was made after the capture.
 void Engine::Impl::tell_of_writes_between_replays(int parameter) {
   const auto i = static_cast<std::size_t>(parameter);
-  if (!captured || captured->kept[i]) return;
+  if (!captured || captured->known[i]) return;
   if (captured->written[i] && !captured->told) {
     captured->told = true;
     log(fmt::format(
@@ -95,6 +103,7 @@ void Engine::Impl::keep_weights() {
     for (const Segment& s : b.state_segments) {
       Buffer& kept = kept_weights[s.parameter];
       if (kept.data() == nullptr) continue;
+      if (!device->is_capturing()) kept_is_old[static_cast<std::size_t>(s.parameter)] = false;
       device->copy(kept.data(), weight_of(b, s),
                    static_cast<std::size_t>(s.elements * bytes_of(b.bucket->dtype)));
     }

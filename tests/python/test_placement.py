@@ -80,7 +80,7 @@ def test_weights_that_the_engine_reads_or_writes():
             assert log[at - 1:at + 2] == ["follow", call, "lead"]
     log.clear()
     optimizer.close()
-    assert log == ["synchronize", "close"]
+    assert log == ["follow", "synchronize", "close"]
 
 
 def test_the_model_waits_also_where_a_call_fails():
