@@ -181,10 +181,12 @@ struct Draws {
   std::uint32_t base = 0, lane = 0;
   int shift = 16;  // 16: the upper half, 0: the lower one
 };
+ZEROFP8_HD Draws draws(std::uint64_t key, std::uint64_t offset, std::int64_t first) {
+  const std::uint64_t at = offset + static_cast<std::uint64_t>(first);
+  return {granule_key(key, at / kGranule), static_cast<std::uint32_t>(at % kGranule), 16};
+}
 ZEROFP8_HD Draws draws(const RandomStream& stream, std::int64_t first) {
-  const std::uint64_t at = stream.offset + static_cast<std::uint64_t>(first);
-  return {granule_key(key_of(stream), at / kGranule), static_cast<std::uint32_t>(at % kGranule),
-          16};
+  return draws(key_of(stream), stream.offset, first);
 }
 ZEROFP8_HD Draws lower_half(const Draws& d) { return {d.base, d.lane, 0}; }
 ZEROFP8_HD std::uint32_t r16(const Draws& d, int i) {

@@ -62,7 +62,7 @@ struct RecodeProgram {
   ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {amax, 0}; }
   ZEROFP8_HD_MEMBER void store(const Args& a, const Position& at, int, Maxima m) {
     encode_lane<Owner::kCaller>(x, m.first, a.out, at, valid(at.first, a.elements), a.rounding,
-                                draws(a.stream, at.first));
+                                draws(a.stream.key, a.stream.offset, at.first));
   }
 };
 

@@ -198,11 +198,12 @@ ZEROFP8_HD void decide_state(const DecideArgs& a, const Decision& d) {
   s.bad_slice = a.total->bad_slice;
   s.bad_parameter = a.total->bad_parameter;
 }
-// What one thread does; the first one writes the state, which the others do not read.
+// What one thread does; the first one writes the state, which the others do not read. (In this
+// order: the other one spills on sm_80.)
 ZEROFP8_HD void decide(const DecideArgs& a, std::int32_t first, std::int32_t stride) {
   const Decision d = decision_of(*a.total, a.max_norm);
-  if (first == 0) decide_state(a, d);
   for (std::int32_t i = first; i < a.parameters; i += stride) decide_parameter(a, d, i);
+  if (first == 0) decide_state(a, d);
 }
 
 // Launch shapes: thread blocks of so many threads; one of them for a part.

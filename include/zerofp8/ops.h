@@ -73,7 +73,8 @@ constexpr bool not_finite(std::uint32_t amax_bits) { return amax_bits >= kNotFin
 struct RandomStream {
   std::uint64_t key = 0;
   std::uint64_t offset = 0;  // of the first element in its logical parameter; a multiple of 32
-  // Calls of a Device only: where the number of the step lies in its memory; null: `key` is all.
+  // Device::accumulate and adam only: where the number of the step lies in its memory; null: `key`
+  // is all.
   const std::uint64_t* step = nullptr;
   RandomKeyBase base{};  // with *step: the key
 };
