@@ -206,7 +206,7 @@ TEST(EngineQueuedSteps, HyperParametersThatDifferOrMakeNoSense) {
   });
 }
 
-// A norm whose square is beyond FP32, and a model of two slices of which one has the NaN.
+// A norm whose square is beyond FP32.
 TEST(EngineQueuedSteps, TooLargeANorm) {
   const auto comm = make_self_communicator();
   const Recipe recipe{.level = "O0"};

@@ -2,8 +2,6 @@
 // that are written, hyper-parameters, and agreements that do not come.
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "tests/recorded_engine.h"
 
 namespace zerofp8::test {

@@ -208,7 +208,7 @@ struct Engine::Impl {
   void queue_step();
   std::optional<StepReport> fetch_report();
   std::string name_of(int parameter, int bad_rank, int bad_slice) const;
-  void read_counters();
+  StepState read_counters();
   void write_counters();
 
   // weights.cc

@@ -191,8 +191,8 @@ void Engine::Impl::watch_replays() {
 }
 
 // What the device has counted, for everything that reads the host's copy.
-void Engine::Impl::read_counters() {
-  if (!device_step) return;
+StepState Engine::Impl::read_counters() {
+  if (!device_step) return {};
   refuse_within_capture("the engine's counters or report");
   watch_replays();
   const StepState state = device_step->read_state();
@@ -203,6 +203,7 @@ void Engine::Impl::read_counters() {
     states[i].step = steps[i].step;
     states[i].guard_c = steps[i].guard_c;
   }
+  return state;
 }
 
 void Engine::Impl::write_counters() {
@@ -230,9 +231,8 @@ std::string Engine::Impl::name_of(int parameter, int bad_rank, int bad_slice) co
 
 // Waits for the device, but not for a rank that is gone: replays are watched from here on.
 std::optional<StepReport> Engine::Impl::fetch_report() {
-  read_counters();
+  const StepState state = read_counters();
   if (const std::string failure = failure_on_device(); !failure.empty()) throw CommError(failure);
-  const StepState state = device_step->read_state();
   if (!queued || applied + skipped == steps_at_start) return std::nullopt;
   StepReport report = *queued;
   report.step = applied;
