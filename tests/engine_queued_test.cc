@@ -85,12 +85,7 @@ TEST(EngineQueuedSteps, ManyReplaysAreFetchedAtOnceAndSaved) {
     other.load(folder.path());
     for (int t = 4; t < kSteps; ++t) {
       other.group(0).lr = lr_of(t);
-      for (int k = 0; k < 2; ++k) {
-        for (std::size_t i = 0; i < model.count(); ++i) {
-          add(other, int(i), gradients(t, host.rank(), k, i, model.numel(i)));
-        }
-        other.end_micro_batch();
-      }
+      give_all(other, model, t, host.rank(), kRow.recipe.micro_batches);
       other.step();
     }
     EXPECT_TRUE(snapshot(other, model) == expected.end);

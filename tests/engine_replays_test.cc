@@ -12,14 +12,6 @@ void give_one(Engine& engine, int t, int rank) {
   add(engine, 0, gradients(t, rank, 0, 0, 1));
   engine.end_micro_batch();
 }
-void give_all(Engine& engine, const Model& model, int t, int rank, int micro_batches) {
-  for (int k = 0; k < micro_batches; ++k) {
-    for (std::size_t i = 0; i < model.count(); ++i) {
-      add(engine, int(i), gradients(t, rank, k, i, model.numel(i)));
-    }
-    engine.end_micro_batch();
-  }
-}
 void replay(Recorded& run, int t) {
   run.gradients.fill(t);
   run.engine.write_groups();

@@ -51,6 +51,15 @@ inline std::string difference(const Told& a, const Told& b) {
   };
   return text(a) + "\nbut " + text(b);
 }
+// All gradients of a step.
+inline void give_all(Engine& engine, const Model& model, int t, int rank, int micro_batches) {
+  for (int k = 0; k < micro_batches; ++k) {
+    for (std::size_t i = 0; i < model.count(); ++i) {
+      add(engine, int(i), gradients(t, rank, k, i, model.numel(i)));
+    }
+    engine.end_micro_batch();
+  }
+}
 struct Trained {
   std::vector<Told> reports;
   Snapshot end;
@@ -63,12 +72,7 @@ inline Trained train_on_host(const Row& row, Communicator& comm) {
   Trained trained;
   for (int t = 0; t < kSteps; ++t) {
     engine.group(0).lr = lr_of(t);
-    for (int k = 0; k < row.recipe.micro_batches; ++k) {
-      for (std::size_t i = 0; i < model.count(); ++i) {
-        add(engine, int(i), gradients(t, comm.rank(), k, i, model.numel(i)));
-      }
-      engine.end_micro_batch();
-    }
+    give_all(engine, model, t, comm.rank(), row.recipe.micro_batches);
     trained.reports.push_back(told(engine.step()));
   }
   trained.end = snapshot(engine, model);
