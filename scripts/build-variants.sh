@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds that users may want besides release: without MPI, with CUDA with and without NCCL, kernels with clang, with
 # benchmarks. Each runs a few tests; CUDA's need no GPU: its kernels are compiled for each architecture and read
-# (registers, spills, precision), and the NCCL communicator runs on stand-ins of NCCL's and CUDA's functions.
+# (registers, spills, precision), their PTX is run on the host, and the NCCL communicator runs on stand-ins of NCCL's
+# and CUDA's functions.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 build() {  # name, target list, cmake arguments...
@@ -27,10 +28,11 @@ if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]
     CUOBJDUMP=$(find "$VENV" -type f -name cuobjdump | head -n 1)
     chmod +x "$(dirname "$CUOBJDUMP")/"{cuobjdump,nvdisasm}
   fi
-  preset cuda "device_test device_sums_test isa_test zerofp8_cli device_bench" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP" \
+  preset cuda "device_test device_sums_test isa_test zerofp8_cli device_bench ptx_tests" -DZEROFP8_CUOBJDUMP="$CUOBJDUMP" \
     -DZEROFP8_BUILD_BENCHMARKS=ON
   ctest --test-dir build/cuda --output-on-failure -L '^(device|device_sums|isa)_test'
   ctest --test-dir build/cuda --no-tests=error -V -R '^cuda_object$'
+  ctest --test-dir build/cuda --no-tests=error --output-on-failure -j "$CPUS" -L '^ptx$'
   if grep -q '^NCCL_LIBRARY:FILEPATH=/' build/cuda/CMakeCache.txt; then
     cmake --build build/cuda --target nccl_test
     ctest --test-dir build/cuda --no-tests=error --output-on-failure -L '^nccl_test'

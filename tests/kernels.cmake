@@ -52,3 +52,42 @@ foreach(test IN ITEMS blocks_test adam_kernel_test adam_guard_test accumulator_k
 endforeach()
 
 zerofp8_test(scalar_test zerofp8_optim)
+
+# The CUDA kernels without a GPU: nvcc's PTX of them, run on the host by a machine that takes the place of the CUDA
+# runtime in a test program. The machine is tested everywhere.
+add_library(zerofp8_ptx_machine STATIC ptx/program.cc ptx/machine.cc ptx/operations.cc)
+target_compile_options(zerofp8_ptx_machine PRIVATE -ffp-contract=off)
+target_link_libraries(zerofp8_ptx_machine PUBLIC fmt::fmt)
+target_include_directories(zerofp8_ptx_machine PUBLIC ${PROJECT_SOURCE_DIR})
+zerofp8_warnings(zerofp8_ptx_machine)
+zerofp8_test(ptx_machine_test zerofp8_ptx_machine)
+
+if(ZEROFP8_WITH_CUDA)
+  foreach(part IN ITEMS ops step)
+    zerofp8_cuda_object(zerofp8_ptx_${part} cuda_${part}.cu)
+    set_target_properties(zerofp8_ptx_${part} PROPERTIES CUDA_PTX_COMPILATION ON CUDA_ARCHITECTURES 80-virtual)
+  endforeach()
+  add_library(zerofp8_ptx_runtime OBJECT ptx/runtime.cc)
+  target_compile_definitions(zerofp8_ptx_runtime PRIVATE
+    "ZEROFP8_PTX_FILES=\"$<JOIN:$<TARGET_OBJECTS:zerofp8_ptx_ops>;$<TARGET_OBJECTS:zerofp8_ptx_step>,:>\"")
+  target_link_libraries(zerofp8_ptx_runtime PRIVATE zerofp8_ptx_machine CUDA::cudart_static)
+  zerofp8_warnings(zerofp8_ptx_runtime)
+  add_custom_target(ptx_tests)
+  # A test program with the machine in it: "cuda" is a device there.
+  function(zerofp8_ptx_test test environment filter)
+    add_executable(${test}_on_ptx $<TARGET_OBJECTS:${test}> $<TARGET_OBJECTS:zerofp8_ptx_runtime>)
+    get_target_property(libraries ${test} LINK_LIBRARIES)
+    target_link_libraries(${test}_on_ptx PRIVATE ${libraries} zerofp8_ptx_machine)
+    add_dependencies(${test}_on_ptx zerofp8_ptx_ops zerofp8_ptx_step)
+    add_dependencies(ptx_tests ${test}_on_ptx)
+    add_test(NAME ${test}_on_ptx COMMAND ${test}_on_ptx --gtest_brief=1 --gtest_filter=${filter})
+    set_tests_properties(${test}_on_ptx PROPERTIES ENVIRONMENT "${environment}" TIMEOUT 900 LABELS ptx)
+  endfunction()
+  foreach(test IN ITEMS device_test device_sums_test)
+    zerofp8_ptx_test(${test} "" "*cuda*:Cuda*")
+  endforeach()
+  foreach(test IN ITEMS isa_test blocks_test adam_kernel_test accumulator_kernel_test)
+    zerofp8_ptx_test(${test} ZEROFP8_TEST_OPS=cuda "*")
+  endforeach()
+  zerofp8_ptx_test(adam_guard_test ZEROFP8_TEST_OPS=cuda "*/90_9500")  # every pair of betas takes two minutes
+endif()

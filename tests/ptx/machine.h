@@ -1,0 +1,72 @@
+// Runs a kernel's PTX on the host, thread by thread, as the PTX ISA says: between barriers and
+// shuffles each thread of a block runs by itself, in an order that a seed shuffles. Stricter than a
+// GPU: an access outside of the given memory or not aligned to its size, a shuffle that not all
+// lanes of its mask reach, and a barrier that some threads never reach are faults.
+//
+// What it cannot show: what ptxas makes of the PTX, races between blocks, and time.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <span>
+
+#include "tests/ptx/program.h"
+
+namespace zerofp8::test::ptx {
+
+struct Region {
+  std::uintptr_t begin, end;
+};
+
+struct Launch {
+  unsigned grid_x = 1, grid_y = 1, threads = 1;
+  void** arguments = nullptr;       // as cudaLaunchKernel takes them
+  std::span<const Region> regions;  // device memory, sorted
+  unsigned seed = 1;
+};
+
+// Throws Fault.
+void run(const Kernel& kernel, const Launch& launch);
+
+class Block;
+
+class Thread {
+ public:
+  enum class State { kRunning, kWaiting, kExited };
+
+  template <class T>
+  T get(const Instruction& i, int k) const {
+    T x;
+    std::memcpy(&x, &slots[i.slots[static_cast<std::size_t>(k)]], sizeof x);
+    return x;
+  }
+  template <class T>
+  void set(const Instruction& i, int k, T x) {
+    std::uint64_t& slot = slots[i.slots[static_cast<std::size_t>(k)]];
+    slot = 0;
+    std::memcpy(&slot, &x, sizeof x);
+  }
+  // Of the address in operand k, checked.
+  std::byte* memory(const Instruction& i, int k, std::size_t bytes) const;
+
+  void wait() { state = State::kWaiting; }
+  void exit() { state = State::kExited; }
+  void jump(int to) { pc = to; }
+
+  std::uint64_t* slots = nullptr;
+  const std::byte* parameters = nullptr;
+  std::byte* local = nullptr;
+  Block* block = nullptr;
+  unsigned tid = 0;
+  int pc = 0;
+  State state = State::kRunning;
+};
+
+// Instructions that a warp or a block runs together; a thread that meets one waits there.
+bool is_barrier(const Instruction& i);
+void shuffle_down(Thread&, const Instruction&);
+void shuffle_bfly(Thread&, const Instruction&);
+void reduce_max(Thread&, const Instruction&);
+void barrier(Thread&, const Instruction&);
+
+}  // namespace zerofp8::test::ptx
