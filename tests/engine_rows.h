@@ -14,6 +14,20 @@ struct Row {
   const char* name;
   Recipe recipe;
   int ranks = 2;
+  std::vector<AdamOptions> groups;  // parameters take turns among them; empty: one group
+
+  std::vector<ParameterSpec> specs() const {
+    std::vector<ParameterSpec> list = odd_shapes();
+    for (std::size_t i = 0; i < list.size() && !groups.empty(); ++i) {
+      list[i].group = static_cast<int>(i % groups.size());
+    }
+    return list;
+  }
+  EngineOptions options(const Model& model) const {
+    EngineOptions options = options_on(model);
+    options.groups = groups;
+    return options;
+  }
 };
 inline std::vector<Row> rows() {
   std::vector<Row> all;
@@ -76,6 +90,15 @@ inline std::vector<Row> rows() {
        .level = "O2",
        .zerofp8 = small + R"(, "two_level_reduce_scatter": {"ranks_per_node": 2})"},
       4);
+  add("three_groups", {.model = "bf16", .stage = 2, .level = "O2", .zerofp8 = small}, 3);
+  all.back().groups = {{},
+                       {.algorithm = Algorithm::kAdam,
+                        .lr = 3e-4,
+                        .beta1 = 0.8,
+                        .beta2 = 0.95,
+                        .eps = 1e-6,
+                        .weight_decay = 0.1},
+                       {.lr = 2e-3, .beta1 = 0.95, .beta2 = 0.99, .weight_decay = 0.01}};
   return all;
 }
 
@@ -91,8 +114,8 @@ struct RunResult {
 inline std::vector<RunResult> train(const Row& row, Where where, bool capturable = false) {
   std::vector<RunResult> runs(static_cast<std::size_t>(row.ranks));
   run_ranks(row.ranks, [&](Communicator& comm) {
-    Model model(odd_shapes(), row.recipe, Model::sines, device_at(where));
-    EngineOptions options = options_on(model);
+    Model model(row.specs(), row.recipe, Model::sines, device_at(where));
+    EngineOptions options = row.options(model);
     options.capturable = capturable;
     Engine engine(row.recipe.settings(row.ranks), model.parameters(), {.data = &comm}, options);
     RunResult& run = runs[static_cast<std::size_t>(comm.rank())];

@@ -66,9 +66,9 @@ struct Trained {
 };
 
 inline Trained train_on_host(const Row& row, Communicator& comm) {
-  Model model(odd_shapes(), row.recipe, Model::sines, make_cpu_device());
+  Model model(row.specs(), row.recipe, Model::sines, make_cpu_device());
   Engine engine(row.recipe.settings(row.ranks), model.parameters(), {.data = &comm},
-                options_on(model));
+                row.options(model));
   Trained trained;
   for (int t = 0; t < kSteps; ++t) {
     engine.group(0).lr = lr_of(t);
@@ -121,12 +121,12 @@ struct Recorded {
   Recorded(const Row& row, Communicator& host, Log log = {}, bool bare = false)
       : device(std::make_shared<RecordingDevice>()),
         comm(host, *device),
-        model(odd_shapes(), row.recipe, Model::sines, device),
+        model(row.specs(), row.recipe, Model::sines, device),
         engine(row.recipe.settings(row.ranks), model.parameters(),
-               {.data = bare ? &host : static_cast<Communicator*>(&comm)}, options(log)),
+               {.data = bare ? &host : static_cast<Communicator*>(&comm)}, options(row, log)),
         gradients(*device, model, comm.rank(), row.recipe.micro_batches) {}
-  EngineOptions options(const std::function<void(const std::string&)>& log) const {
-    EngineOptions o = options_on(model);
+  EngineOptions options(const Row& row, const Log& log) const {
+    EngineOptions o = row.options(model);
     o.capturable = true;
     if (log) o.log = log;
     return o;
