@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/adam_element.h"
@@ -70,6 +71,23 @@ ZEROFP8_HD bool aligned16(const void* p) {
   return (reinterpret_cast<std::uintptr_t>(p) & 15u) == 0;
 }
 
+// Which storages there may be in a place: a kernel has no code for the others.
+using Storages = unsigned;
+template <class... S>
+constexpr Storages set_of(S... storages) {
+  return ((1u << static_cast<unsigned>(storages)) | ...);
+}
+constexpr bool has(Storages set, Storage storage) {
+  return (set >> static_cast<unsigned>(storage) & 1u) != 0;
+}
+inline constexpr Storages kAnyStorage = ~0u;
+inline constexpr Storages kPlain = set_of(Storage::kFp32, Storage::kBf16, Storage::kFp16);
+ZEROFP8_HD void other_storage() {
+#if !defined(__CUDA_ARCH__)
+  std::abort();  // on the host, where tests would see it
+#endif
+}
+
 // Whose memory: the engine's is aligned and padded, so its lanes are always whole; the caller's is
 // aligned to its type and ends anywhere.
 enum class Owner : std::uint8_t { kEngine, kCaller };
@@ -108,31 +126,48 @@ ZEROFP8_HD void decode_codes(const void* codes, std::int64_t first, int count, f
   for (int i = 0; i < kElements; ++i) x[i] = decode<kDtype>(in[i]) * scale;
 }
 
-// x = the lane's elements of `in`, zeros from `count` on (the caller's memory only).
-template <Owner kOwner>
+// x = the lane's elements of `in`, zeros from `count` on (plain numbers of a caller; blocks are
+// always the engine's).
+template <Owner kOwner, Storages kMay = kAnyStorage>
 ZEROFP8_HD void decode_lane(const View& in, const Position& at, int count, float* x) {
   const float scale = in.scales != nullptr ? in.scales[at.block] : 1.0f;
   switch (in.storage) {
     case Storage::kFp32:
-      load_codes<kOwner>(static_cast<const float*>(in.codes) + at.first, count, x);
+      if constexpr (has(kMay, Storage::kFp32))
+        return load_codes<kOwner>(static_cast<const float*>(in.codes) + at.first, count, x);
       break;
     case Storage::kBf16:
-      decode_codes<kOwner, DType::kBf16, std::uint16_t>(in.codes, at.first, count, scale, x);
+      if constexpr (has(kMay, Storage::kBf16))
+        return decode_codes<kOwner, DType::kBf16, std::uint16_t>(in.codes, at.first, count, scale,
+                                                                 x);
       break;
     case Storage::kFp16:
+      if constexpr (has(kMay, Storage::kFp16))
+        return decode_codes<kOwner, DType::kFp16, std::uint16_t>(in.codes, at.first, count, scale,
+                                                                 x);
+      break;
     case Storage::kFp16Block:
-      decode_codes<kOwner, DType::kFp16, std::uint16_t>(in.codes, at.first, count, scale, x);
+      if constexpr (has(kMay, Storage::kFp16Block))
+        return decode_codes<Owner::kEngine, DType::kFp16, std::uint16_t>(in.codes, at.first,
+                                                                         kElements, scale, x);
       break;
     case Storage::kE4m3Block:
-      decode_codes<kOwner, DType::kE4m3, std::uint8_t>(in.codes, at.first, count, scale, x);
+      if constexpr (has(kMay, Storage::kE4m3Block))
+        return decode_codes<Owner::kEngine, DType::kE4m3, std::uint8_t>(in.codes, at.first,
+                                                                        kElements, scale, x);
       break;
     case Storage::kE5m2Block:
-      decode_codes<kOwner, DType::kE5m2, std::uint8_t>(in.codes, at.first, count, scale, x);
+      if constexpr (has(kMay, Storage::kE5m2Block))
+        return decode_codes<Owner::kEngine, DType::kE5m2, std::uint8_t>(in.codes, at.first,
+                                                                        kElements, scale, x);
       break;
     case Storage::kUe4m4Block:
-      decode_codes<kOwner, DType::kUe4m4, std::uint8_t>(in.codes, at.first, count, scale, x);
+      if constexpr (has(kMay, Storage::kUe4m4Block))
+        return decode_codes<Owner::kEngine, DType::kUe4m4, std::uint8_t>(in.codes, at.first,
+                                                                         kElements, scale, x);
       break;
   }
+  other_storage();
 }
 // One element, for kernels whose threads take columns.
 ZEROFP8_HD float decode_one(const View& in, std::int64_t i, std::int64_t block_index) {
@@ -229,41 +264,51 @@ ZEROFP8_HD void encode_and_store(const float* x, BlockScale scale, const View& o
 
 // `amax`: of the block. Stores `count` elements to the caller's memory, all of them to the
 // engine's.
-template <Owner kOwner = Owner::kEngine>
+template <Owner kOwner = Owner::kEngine, Storages kMay = kAnyStorage>
 ZEROFP8_HD void encode_lane(const float* x, std::uint32_t amax, const View& out, const Position& at,
                             int count, Rounding rounding, const Draws& random,
                             float* back = nullptr) {
   constexpr BlockScale kOne{1.0f, 1.0f};
+  constexpr Owner kEngine = Owner::kEngine;
   switch (out.storage) {
     case Storage::kFp32:
-      store_codes<kOwner>(static_cast<float*>(out.codes) + at.first, count, x);
-      for (int i = 0; back != nullptr && i < kElements; ++i) back[i] = x[i];
+      if constexpr (has(kMay, Storage::kFp32)) {
+        for (int i = 0; back != nullptr && i < kElements; ++i) back[i] = x[i];
+        return store_codes<kOwner>(static_cast<float*>(out.codes) + at.first, count, x);
+      }
       break;
     case Storage::kBf16:
-      encode_and_store<kOwner, DType::kBf16, std::uint16_t, Codec<DType::kBf16, false>>(
-          x, kOne, out, at, count, rounding, random, back);
+      if constexpr (has(kMay, Storage::kBf16))
+        return encode_and_store<kOwner, DType::kBf16, std::uint16_t, Codec<DType::kBf16, false>>(
+            x, kOne, out, at, count, rounding, random, back);
       break;
     case Storage::kFp16:
-      encode_and_store<kOwner, DType::kFp16, std::uint16_t, PlainFp16>(x, kOne, out, at, count,
-                                                                       rounding, random, back);
+      if constexpr (has(kMay, Storage::kFp16))
+        return encode_and_store<kOwner, DType::kFp16, std::uint16_t, PlainFp16>(
+            x, kOne, out, at, count, rounding, random, back);
       break;
     case Storage::kFp16Block:
-      encode_and_store<kOwner, DType::kFp16, std::uint16_t, Codec<DType::kFp16, false>>(
-          x, fp16_block_scale(amax), out, at, kElements, rounding, random, back);
+      if constexpr (has(kMay, Storage::kFp16Block))
+        return encode_and_store<kEngine, DType::kFp16, std::uint16_t, Codec<DType::kFp16, false>>(
+            x, fp16_block_scale(amax), out, at, kElements, rounding, random, back);
       break;
     case Storage::kE4m3Block:
-      encode_and_store<kOwner, DType::kE4m3, std::uint8_t, Codec<DType::kE4m3, false>>(
-          x, fp8_block_scale<DType::kE4m3>(amax), out, at, kElements, rounding, random, back);
+      if constexpr (has(kMay, Storage::kE4m3Block))
+        return encode_and_store<kEngine, DType::kE4m3, std::uint8_t, Codec<DType::kE4m3, false>>(
+            x, fp8_block_scale<DType::kE4m3>(amax), out, at, kElements, rounding, random, back);
       break;
     case Storage::kE5m2Block:
-      encode_and_store<kOwner, DType::kE5m2, std::uint8_t, Codec<DType::kE5m2, false>>(
-          x, fp8_block_scale<DType::kE5m2>(amax), out, at, kElements, rounding, random, back);
+      if constexpr (has(kMay, Storage::kE5m2Block))
+        return encode_and_store<kEngine, DType::kE5m2, std::uint8_t, Codec<DType::kE5m2, false>>(
+            x, fp8_block_scale<DType::kE5m2>(amax), out, at, kElements, rounding, random, back);
       break;
     case Storage::kUe4m4Block:
-      encode_and_store<kOwner, DType::kUe4m4, std::uint8_t, Codec<DType::kUe4m4, false>>(
-          x, fp8_block_scale<DType::kUe4m4>(amax), out, at, kElements, rounding, random, back);
+      if constexpr (has(kMay, Storage::kUe4m4Block))
+        return encode_and_store<kEngine, DType::kUe4m4, std::uint8_t, Codec<DType::kUe4m4, false>>(
+            x, fp8_block_scale<DType::kUe4m4>(amax), out, at, kElements, rounding, random, back);
       break;
   }
+  other_storage();
 }
 
 template <Owner kRest, DType kDtype, int kBits, class Rest>
@@ -299,7 +344,7 @@ ZEROFP8_HD void load_master_lane(DType dtype, const void* weight, int bits, cons
   if (bits == 32) {
     load_codes<kRest>(static_cast<const float*>(rest) + at.first, count, p);
   } else if (bits == 0) {
-    decode_lane<Owner::kCaller>(weight_view(dtype, weight), at, count, p);
+    decode_lane<Owner::kCaller, kPlain>(weight_view(dtype, weight), at, count, p);
   } else if (dtype == DType::kBf16) {
     if (bits == 16)
       join_lane<kRest, DType::kBf16, 16, std::uint16_t>(weight, rest, at.first, count, p);
@@ -318,7 +363,8 @@ ZEROFP8_HD void store_master_lane(const float* p, DType dtype, void* weight, int
                                   const Draws& random) {
   if (bits == 32) store_codes<kRest>(static_cast<float*>(rest) + at.first, count, p);
   if (bits == 0 || bits == 32) {
-    encode_lane<Owner::kCaller>(p, 0, weight_view(dtype, weight), at, count, rounding, random);
+    encode_lane<Owner::kCaller, kPlain>(p, 0, weight_view(dtype, weight), at, count, rounding,
+                                        random);
   } else if (dtype == DType::kBf16) {
     if (bits == 16)
       split_lane<kRest, DType::kBf16, 16, std::uint16_t>(p, weight, rest, at.first, count);

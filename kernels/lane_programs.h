@@ -75,12 +75,12 @@ struct AccumulateProgram {
   float total[kElements];
 
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
-    decode_with_residual(a.acc, a.residual, at, kElements, total);
+    decode_with_residual(a.acc, kResidual ? a.residual : View{}, at, kElements, total);
     float gradient[kElements] = {};
     if (kSum) {
       sum_lane(a.sum, at, kElements, gradient);
     } else {
-      decode_lane<Owner::kCaller>(a.gradient, at, valid(at.first, a.elements), gradient);
+      decode_lane<Owner::kCaller, kPlain>(a.gradient, at, valid(at.first, a.elements), gradient);
     }
     ZEROFP8_UNROLL
     for (int i = 0; i < kElements; ++i) total[i] += gradient[i];
@@ -124,21 +124,28 @@ struct DecodeSumProgram : OnePass<DecodeSumArgs> {
   }
 };
 
+// What moments are stored in: a second moment is FP32, or its root is one of the others.
+inline constexpr Storages kExpAvg =
+    set_of(Storage::kFp32, Storage::kBf16, Storage::kFp16Block, Storage::kE4m3Block);
+inline constexpr Storages kRoots =
+    set_of(Storage::kBf16, Storage::kFp16Block, Storage::kUe4m4Block);
+
 // Formats that are known when a kernel is compiled: its loads come before its arithmetic then, and
 // each choice between storages is gone.
-template <Storage kGrad, Storage kExpAvg, Storage kExpAvgSq, DType kWeight, int kMasterBits>
+template <Storage kGrad, Storage kFirst, Storage kSecond, DType kWeight, int kMasterBits>
 struct StaticFormats {
-  static constexpr bool kRoot = kExpAvgSq != Storage::kFp32;
+  static constexpr bool kRoot = kSecond != Storage::kFp32;
+  static constexpr Storages kExpAvgSq = set_of(kSecond);
   static bool fit(const AdamArgs& a) {
-    return a.grad.storage == kGrad && !a.grad_residual && a.exp_avg.storage == kExpAvg &&
-           a.exp_avg_sq.storage == kExpAvgSq && a.weight_dtype == kWeight &&
+    return a.grad.storage == kGrad && !a.grad_residual && a.exp_avg.storage == kFirst &&
+           a.exp_avg_sq.storage == kSecond && a.weight_dtype == kWeight &&
            a.master_bits == kMasterBits && a.commit;
   }
   ZEROFP8_HD AdamArgs fix(AdamArgs a) {
     a.grad.storage = kGrad;
     a.grad_residual = View{};
-    a.exp_avg.storage = kExpAvg;
-    a.exp_avg_sq.storage = kExpAvgSq;
+    a.exp_avg.storage = kFirst;
+    a.exp_avg_sq.storage = kSecond;
     a.weight_dtype = kWeight;
     a.master_bits = kMasterBits;
     a.commit = true;
@@ -149,6 +156,7 @@ struct StaticFormats {
 template <bool kRootStored>
 struct AnyFormats {
   static constexpr bool kRoot = kRootStored;
+  static constexpr Storages kExpAvgSq = kRootStored ? kRoots : set_of(Storage::kFp32);
   ZEROFP8_HD AdamArgs fix(const AdamArgs& a) { return a; }
 };
 
@@ -166,8 +174,8 @@ struct AdamProgram {
     load_master_lane<Owner::kEngine>(a.weight_dtype, a.weight, a.master_bits, a.master, at,
                                      valid(at.first, launch.weight_elements), p);
     decode_with_residual(a.grad, a.grad_residual, at, kElements, g);
-    decode_lane<Owner::kEngine>(a.exp_avg, at, kElements, m);
-    decode_lane<Owner::kEngine>(a.exp_avg_sq, at, kElements, v);
+    decode_lane<Owner::kEngine, kExpAvg>(a.exp_avg, at, kElements, m);
+    decode_lane<Owner::kEngine, Formats::kExpAvgSq>(a.exp_avg_sq, at, kElements, v);
     ZEROFP8_UNROLL
     for (int i = 0; i < kElements; ++i) {
       const AdamElement next = adam_element<Formats::kRoot>(g[i], m[i], v[i], p[i], scalars);
@@ -182,9 +190,11 @@ struct AdamProgram {
     const AdamArgs a = Formats::fix(launch.args);
     if (!a.commit) return;
     const Draws random = draws(a.moments, at.first);
-    encode_lane(m, maxima.first, a.exp_avg, at, kElements, a.exp_avg_rounding, random);
-    encode_lane(v, maxima.second, a.exp_avg_sq, at, kElements,
-                Formats::kRoot ? Rounding::kStochastic : Rounding::kNearest, lower_half(random));
+    encode_lane<Owner::kEngine, kExpAvg>(m, maxima.first, a.exp_avg, at, kElements,
+                                         a.exp_avg_rounding, random);
+    encode_lane<Owner::kEngine, Formats::kExpAvgSq>(
+        v, maxima.second, a.exp_avg_sq, at, kElements,
+        Formats::kRoot ? Rounding::kStochastic : Rounding::kNearest, lower_half(random));
     const bool dither = a.master_bits == 0 && a.weight_dtype != DType::kFp32;
     store_master_lane<Owner::kEngine>(p, a.weight_dtype, a.weight, a.master_bits, a.master, at,
                                       valid(at.first, launch.weight_elements),
@@ -243,8 +253,10 @@ struct FollowProgram : OnePass<FollowArgs> {
   ZEROFP8_HD_MEMBER void load(const Args& a, const Position& at) {
     const int count = valid(at.first, a.elements);
     float p[kElements] = {};
-    decode_lane<Owner::kCaller>(weight_view(a.dtype, a.weight), at, count, p);
-    for (int i = 0; i < count; ++i) {
+    decode_lane<Owner::kCaller, kPlain>(weight_view(a.dtype, a.weight), at, count, p);
+    ZEROFP8_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+      if (i >= count) continue;
       const std::int64_t k = at.first + i;
       const std::uint16_t now = static_cast<const std::uint16_t*>(a.weight)[k];
       std::uint16_t& kept = static_cast<std::uint16_t*>(a.kept)[k];

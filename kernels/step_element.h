@@ -159,20 +159,24 @@ ZEROFP8_HD void combine_parts(const CombinePartsArgs& a) {
   }
 }
 
+// `refusal`: kDisagree, kFault, or 0.
+ZEROFP8_HD StepSkip skip_of(bool bad, std::uint32_t refusal, double norm, double clip) {
+  if (bad) return StepSkip::kNotFinite;
+  if (refusal != 0) return static_cast<StepSkip>(refusal);
+  return norm * clip <= kMaxGradient ? StepSkip::kNone : StepSkip::kTooLarge;
+}
+
 struct Decision {
   double norm, clip;
   StepSkip skip;
 };
 ZEROFP8_HD Decision decision_of(const StepPart& total, double max_norm) {
-  if (total.bad != 0)
-    return {double_of(kInfDouble | (std::uint64_t{1} << 51)), 1.0, StepSkip::kNotFinite};
-  Decision d{sqrt_double(exact_value(total.squares)), 1.0, StepSkip::kNone};
-  d.clip = clip_coefficient(d.norm, max_norm);
-  if (total.refusal != 0) {
-    d.skip = static_cast<StepSkip>(total.refusal);
-  } else if (!(d.norm * d.clip <= kMaxGradient)) {
-    d.skip = StepSkip::kTooLarge;
+  Decision d{double_of(kInfDouble | (std::uint64_t{1} << 51)), 1.0, StepSkip::kNone};  // NaN
+  if (total.bad == 0) {
+    d.norm = sqrt_double(exact_value(total.squares));
+    d.clip = clip_coefficient(d.norm, max_norm);
   }
+  d.skip = skip_of(total.bad != 0, total.refusal, d.norm, d.clip);
   return d;
 }
 ZEROFP8_HD void decide_parameter(const DecideArgs& a, const Decision& d, std::int32_t i) {

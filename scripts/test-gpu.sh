@@ -4,7 +4,8 @@
 # --no-build uses what was built elsewhere and carried there. Without a GPU it fails and says why.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-TESTS=(device_test device_sums_test isa_test blocks_test adam_kernel_test adam_guard_test accumulator_kernel_test)
+DEVICE_TESTS=(device_test device_sums_test device_formats_test device_step_test)
+TESTS=("${DEVICE_TESTS[@]}" isa_test blocks_test adam_kernel_test adam_guard_test accumulator_kernel_test)
 ENGINE_TESTS=(engine_device_test engine_matrix_test engine_reduction_test engine_norm_test engine_groups_test engine_adam_test
               engine_writes_test engine_hyper_test engine_queued_test checkpoint_damage_test)
 BIN=build/cuda/tests
@@ -34,7 +35,7 @@ fi
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck; do
     echo "== compute-sanitizer, $tool"
-    for test in device_test device_sums_test; do
+    for test in "${DEVICE_TESTS[@]}"; do
       compute-sanitizer --tool "$tool" --error-exitcode 1 "$BIN/$test" --gtest_filter='All/*cuda' --gtest_brief=1
     done
   done

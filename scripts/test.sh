@@ -30,7 +30,8 @@ TOO_LONG+="|EngineQueued[.].*(O0|O1|O3|alone|overlap|small|master|many|hybrid|tw
 # time for what these run, too.
 MEMORY="comm_thread_test comm_fault_test engine_sharding_test engine_errors_test engine_accumulation_test
         engine_device_faults_test engine_queued_test engine_replays_test checkpoint_test checkpoint_damage_test"
-KERNELS="device_test device_sums_test isa_test masters_test blocks_test adam_kernel_test accumulator_kernel_test"
+KERNELS="device_test device_sums_test device_formats_test device_step_test ptx_machine_test
+         isa_test masters_test blocks_test adam_kernel_test accumulator_kernel_test"
 INPUT="config_keys_test config_resolve_test plan_test partition_test reduce_scatter_test two_level_test"
 labels() { local list; list=$(echo $*); echo "^(${list// /|})\$"; }  # exactly these programs
 

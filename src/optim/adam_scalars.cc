@@ -25,6 +25,15 @@ std::string fault_of(const AdamOptions& o) {
   return "";
 }
 
+std::string text_of(const std::vector<AdamOptions>& groups) {
+  std::string text;
+  for (const AdamOptions& h : groups) {
+    text += fmt::format("; {} lr {} betas {} {} eps {} weight decay {}", to_string(h.algorithm),
+                        h.lr, h.beta1, h.beta2, h.eps, h.weight_decay);
+  }
+  return text;
+}
+
 Rounding exp_avg_rounding(Storage storage, double beta1) {
   // Above this beta1, a moment that is rounded to nearest stalls (docs/numerics.md, "First
   // moment").

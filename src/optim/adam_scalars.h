@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/step_element.h"
 #include "zerofp8/config.h"
@@ -28,6 +29,9 @@ inline AdamScalars adam_scalars(const AdamOptions& options, std::int64_t step, d
 
 // What makes an update with these meaningless in FP32, as a sentence; empty: nothing.
 std::string fault_of(const AdamOptions& options);
+
+// All that has to be the same on all ranks: "; AdamW lr 0.001 betas ..", group by group.
+std::string text_of(const std::vector<AdamOptions>& groups);
 
 // How the first moment is rounded.
 Rounding exp_avg_rounding(Storage storage, double beta1);

@@ -254,11 +254,7 @@ bool Engine::Impl::agree_on_update(bool overflow) {
     std::uint64_t digest;
   };
   std::string fault = fault_of_groups();
-  std::string text = fmt::format("{} applied steps", applied);
-  for (const AdamOptions& h : hyper) {
-    text += fmt::format("; {} lr {} betas {} {} eps {} weight decay {}", to_string(h.algorithm),
-                        h.lr, h.beta1, h.beta2, h.eps, h.weight_decay);
-  }
+  std::string text = fmt::format("{} applied steps{}", applied, text_of(hyper));
   if (trainer_scale != 1) text += fmt::format("; the trainer's loss scale {}", trainer_scale);
   const Vote mine{!fault.empty() ? kFault : overflow ? kOverflow : 0, hash_name(text)};
   std::vector<Vote> votes(static_cast<std::size_t>(groups.data->size()));

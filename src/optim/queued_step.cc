@@ -8,18 +8,6 @@
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
-namespace {
-
-std::string text_of(const std::vector<AdamOptions>& groups) {
-  std::string text;
-  for (const AdamOptions& h : groups) {
-    text += fmt::format("{} lr {} betas {} {} eps {} weight decay {}; ", to_string(h.algorithm),
-                        h.lr, h.beta1, h.beta2, h.eps, h.weight_decay);
-  }
-  return text;
-}
-
-}  // namespace
 
 void Engine::Impl::make_device_step() {
   std::vector<ParameterStep> steps(parameters.size());
@@ -258,9 +246,9 @@ std::optional<StepReport> Engine::Impl::fetch_report() {
   }
   if (state.skip == StepSkip::kDisagree) {
     throw ArgumentError(fmt::format(
-        "ranks disagree on this step, which was skipped on all of them; data rank {} has \"{}{} "
-        "applied steps\"; set the same hyper-parameters on every rank",
-        data_rank(), text_of(hyper), applied));
+        "ranks disagree on this step, which was skipped on all of them; data rank {} has \"{} "
+        "applied steps{}\"; set the same hyper-parameters on every rank",
+        data_rank(), applied, text_of(hyper)));
   }
   if (!report.applied) log_skip(report);
   return report;

@@ -219,10 +219,8 @@ StepReport Engine::Impl::step() {
   report.loss_scale = scaler.scale() * trainer_scale;
   report.bad_parameter = agreed.bad_parameter;
   report.bad_rank = agreed.bad_rank;
-  const StepSkip skip = agreed.bad                                           ? StepSkip::kNotFinite
-                        : agreed.norm * agreed.clip <= element::kMaxGradient ? StepSkip::kNone
-                                                                             : StepSkip::kTooLarge;
-  report.skip_reason = reason_to_skip(skip, report);
+  report.skip_reason =
+      reason_to_skip(element::skip_of(agreed.bad, 0, agreed.norm, agreed.clip), report);
   if (agreed.bad && scaler.at_floor()) {
     const std::string list = agreed.bad_list;
     const double scale = scaler.scale();
