@@ -241,13 +241,12 @@ TEST_P(DeviceFormats, AdamOfEveryState) {
                              master.data(), kN);
       for (const Storage storage : kAllStorages) {
         Stored gradient = stored(storage, kN, 3), rest = stored(storage, kN, 4, 0.01f);
-        for (int row = 0; row < 6; ++row) {
+        for (int row = 0; row < 12; ++row) {
+          const Rounding rounding = kRoundings[row / 4];
+          if (moments.exp_avg == Storage::kFp32 && row >= 4) break;  // is not rounded
           const bool feedback = row % 2 != 0;
-          const Rounding rounding = kRoundings[row / 2];
-          if (moments.exp_avg == Storage::kFp32 && row >= 2) break;  // is not rounded
-          const std::int64_t n = turn % 2 == 0 ? kN : kN - 83;       // ends within the last block
-          const bool commit = turn % 11 != 0;
-          turn += turn % 7 == 0 ? 2 : 1;  // n and commit beside all of them
+          const std::int64_t n = row / 2 % 2 == 0 ? kN : kN - 83;  // ends within the last block
+          const bool commit = ++turn % 11 != 0;
           SCOPED_TRACE(layout.name() + " " + test::storage_name(storage) + " " +
                        std::to_string(feedback) + " " + std::to_string(int(rounding)));
           expect_same([&](Device& d, Memory& memory) {

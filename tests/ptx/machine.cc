@@ -35,6 +35,7 @@ class Block {
         shared_((kernel.shared_bytes + 15) / 8),
         local_(kernel.local_bytes / 8 * launch.threads + 2),
         threads_(launch.threads),
+        met_(kernel.code.size()),
         random_(launch.seed) {
     for (std::size_t k = 0; k < kernel.parameters.size(); ++k) {
       const auto& [offset, bytes] = kernel.parameters[k];
@@ -43,6 +44,7 @@ class Block {
     }
   }
 
+  const std::vector<bool>& met() const { return met_; }
   void run(unsigned x, unsigned y) {
     start(x, y);
     std::vector<unsigned> warps((launch_.threads + kWarp - 1) / kWarp);
@@ -132,7 +134,9 @@ class Block {
 
   void run_thread(Thread& t) {
     while (t.state == Thread::State::kRunning) {
-      const Instruction& i = kernel_.code[static_cast<std::size_t>(t.pc++)];
+      const auto at = static_cast<std::size_t>(t.pc++);
+      const Instruction& i = kernel_.code[at];
+      met_[at] = true;
       if (i.guard >= 0 && (t.slots[i.guard] != 0) == i.negated) continue;
       i.run(t, i);
     }
@@ -220,6 +224,7 @@ class Block {
   const std::unique_ptr<std::uint64_t[]> parameters_;
   std::vector<std::uint64_t> shared_, local_;
   std::vector<Thread> threads_;
+  std::vector<bool> met_;
   std::minstd_rand random_;
   unsigned x_ = 0, y_ = 0;
   Region last_{};
@@ -237,7 +242,7 @@ void shuffle_bfly(Thread& t, const Instruction&) { t.wait(); }
 void reduce_max(Thread& t, const Instruction&) { t.wait(); }
 void barrier(Thread& t, const Instruction&) { t.wait(); }
 
-void run(const Kernel& kernel, const Launch& launch) {
+std::vector<bool> run(const Kernel& kernel, const Launch& launch) {
   if (launch.threads > kernel.max_threads) {
     throw Fault(fmt::format("kernel {}: {} threads, {} at most", kernel.name, launch.threads,
                             kernel.max_threads));
@@ -247,6 +252,7 @@ void run(const Kernel& kernel, const Launch& launch) {
   for (unsigned y = 0; y < launch.grid_y; ++y) {
     for (unsigned x = 0; x < launch.grid_x; ++x) block.run(x, y);
   }
+  return block.met();
 }
 
 }  // namespace zerofp8::test::ptx

@@ -25,8 +25,8 @@ struct Launch {
   unsigned seed = 1;
 };
 
-// Throws Fault.
-void run(const Kernel& kernel, const Launch& launch);
+// Returns which of the kernel's instructions were met, by index. Throws Fault.
+std::vector<bool> run(const Kernel& kernel, const Launch& launch);
 
 class Block;
 

@@ -4,6 +4,9 @@
 // is queued. Device memory is the host's, of its own and with gaps between, full of nonsense at
 // first; copies that are not of the kind that they say, and kernels that fault, are errors that say
 // what was wrong.
+//
+// ZEROFP8_PTX_MET=FILE: at the end, FILE says which instructions of each kernel were met, for
+// tests/check_ptx_met.py.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -29,6 +32,7 @@ struct Runtime {
   std::size_t used = 0;
   std::map<const void*, std::string> names;  // of kernels, by what stands for them on the host
   unsigned launches = 0;
+  std::map<std::string, std::vector<bool>> met;  // by kernel
 
   bool contains(const void* data, std::size_t bytes) {
     const auto at = reinterpret_cast<std::uintptr_t>(data);
@@ -56,6 +60,16 @@ cudaError_t failed(cudaError_t code, const std::string& text) {
   return last_error = code;
 }
 
+// A line per kernel, those without a launch included: its name, and 1 or 0 for each instruction.
+void write_met() {
+  std::ofstream file(std::getenv("ZEROFP8_PTX_MET"));
+  for (const auto& [name, met] : runtime().met) {
+    file << name << " ";
+    for (const bool one : met) file << one;
+    file << "\n";
+  }
+}
+
 std::map<std::string, Kernel> read_kernels() {
   std::map<std::string, Kernel> all;
   std::istringstream list(ZEROFP8_PTX_FILES);
@@ -66,6 +80,9 @@ std::map<std::string, Kernel> read_kernels() {
     text << file.rdbuf();
     all.merge(parse(text.str()));
   }
+  std::lock_guard lock(runtime().mutex);
+  for (const auto& [name, kernel] : all) runtime().met[name].resize(kernel.code.size());
+  if (std::getenv("ZEROFP8_PTX_MET") != nullptr) std::atexit(write_met);
   return all;
 }
 
@@ -83,12 +100,15 @@ void launch(const std::string& name, const Configuration& on, void** arguments) 
     for (const auto& [begin, bytes] : runtime().memory) regions.push_back({begin, begin + bytes});
     seed = ++runtime().launches;
   }
-  run(kernel->second, {.grid_x = on.grid.x,
-                       .grid_y = on.grid.y,
-                       .threads = on.threads.x,
-                       .arguments = arguments,
-                       .regions = regions,
-                       .seed = seed});
+  const std::vector<bool> met = run(kernel->second, {.grid_x = on.grid.x,
+                                                     .grid_y = on.grid.y,
+                                                     .threads = on.threads.x,
+                                                     .arguments = arguments,
+                                                     .regions = regions,
+                                                     .seed = seed});
+  std::lock_guard lock(runtime().mutex);
+  std::vector<bool>& all = runtime().met[name];
+  for (std::size_t i = 0; i < met.size(); ++i) all[i] = all[i] || met[i];
 }
 
 }  // namespace
