@@ -43,9 +43,12 @@ __global__ void __launch_bounds__(kThreads)
     }
     ZEROFP8_UNROLL
     for (int round = 0; round < Program::kRounds; ++round) {
-      Maxima m = active ? program.maxima(round) : Maxima{};
-      m.first = max_over(m.first, width);
-      m.second = max_over(m.second, width);
+      Maxima m;
+      if constexpr (Program::kShares) {
+        if (active) m = program.maxima(round);
+        m.first = max_over(m.first, width);
+        m.second = max_over(m.second, width);
+      }
       if (active) program.store(args, at, round, m);
     }
   }

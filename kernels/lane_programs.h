@@ -4,7 +4,7 @@
 //
 //   program.load(args, position);
 //   for each round: Maxima m = maximum over the block's lanes of program.maxima(round);
-//                   program.store(args, position, round, m);
+//                   program.store(args, position, round, m);   // kShares: m matters to it
 //   *args.amax = max(*args.amax, program.amax);
 #pragma once
 
@@ -31,6 +31,7 @@ template <class LaunchArgs>
 struct OnePass {
   using Args = LaunchArgs;
   static constexpr int kRounds = 0;
+  static constexpr bool kShares = false;
   std::uint32_t amax = 0;
   ZEROFP8_HD_MEMBER Maxima maxima(int) const { return {}; }
   ZEROFP8_HD_MEMBER void store(const Args&, const Position&, int, Maxima) {}
@@ -52,6 +53,7 @@ ZEROFP8_HD void sum_lane(const Summands& in, const Position& at, int count, floa
 struct RecodeProgram {
   using Args = RecodeArgs;
   static constexpr int kRounds = 1;
+  static constexpr bool kShares = true;
   std::uint32_t amax = 0;
   float x[kElements];
 
@@ -71,6 +73,7 @@ template <bool kResidual, bool kSum>
 struct AccumulateProgram {
   using Args = AccumulateArgs;
   static constexpr int kRounds = kResidual ? 2 : 1;
+  static constexpr bool kShares = true;
   std::uint32_t amax = 0;
   float total[kElements];
 
@@ -135,6 +138,7 @@ inline constexpr Storages kRoots =
 template <Storage kGrad, Storage kFirst, Storage kSecond, DType kWeight, int kMasterBits>
 struct StaticFormats {
   static constexpr bool kRoot = kSecond != Storage::kFp32;
+  static constexpr bool kShares = is_block(kFirst) || is_block(kSecond);
   static constexpr Storages kExpAvgSq = set_of(kSecond);
   static bool fit(const AdamArgs& a) {
     return a.grad.storage == kGrad && !a.grad_residual && a.exp_avg.storage == kFirst &&
@@ -156,6 +160,7 @@ struct StaticFormats {
 template <bool kRootStored>
 struct AnyFormats {
   static constexpr bool kRoot = kRootStored;
+  static constexpr bool kShares = true;
   static constexpr Storages kExpAvgSq = kRootStored ? kRoots : set_of(Storage::kFp32);
   ZEROFP8_HD AdamArgs fix(const AdamArgs& a) { return a; }
 };
@@ -164,6 +169,7 @@ template <class Formats>
 struct AdamProgram {
   using Args = AdamLaunch;
   static constexpr int kRounds = 1;
+  static constexpr bool kShares = Formats::kShares;
   std::uint32_t amax = 0;
   float m[kElements], v[kElements], p[kElements];
 

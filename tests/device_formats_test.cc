@@ -1,17 +1,16 @@
 // Every kernel in every combination of formats and roundings, at the ends and alignments that a
 // caller's memory may have: each device under test leaves the bytes that the CPU's leaves, also
 // around what it was given.
-#include <cstring>
-
 #include "src/optim/exact_sum.h"
 #include "tests/adam_state.h"
-#include "tests/device_fixture.h"
+#include "tests/device_memory.h"
 
 namespace zerofp8 {
 namespace {
 
 using test::kAllStorages;
 using test::kBlock;
+using test::Memory;
 using test::Stored;
 
 constexpr Rounding kRoundings[] = {Rounding::kNearest, Rounding::kStochastic, Rounding::kMixed};
@@ -40,52 +39,6 @@ Stored stored(Storage storage, std::int64_t n, std::uint32_t seed, float scale =
   s.encode(cpu_ops(), x);
   return s;
 }
-
-// One call's memory on a device, each piece between bytes that must stay as they are.
-class Memory {
- public:
-  explicit Memory(Device& device) : device_(device) {}
-  // `shift`: from an address that is aligned to 16 bytes.
-  template <class T = void>
-  T* put(const void* host, std::size_t bytes, std::size_t shift = 0) {
-    std::vector<std::uint8_t> around(kBefore + shift + bytes + kBehind, 0x3F);
-    if (bytes != 0) std::memcpy(around.data() + kBefore + shift, host, bytes);
-    pieces_.emplace_back(device_.allocator(), Component::kTransient, around.size());
-    device_.upload(pieces_.back().data(), around.data(), around.size());
-    return reinterpret_cast<T*>(pieces_.back().data() + kBefore + shift);
-  }
-  template <class T>
-  T* put(const std::vector<T>& host, std::size_t shift = 0) {
-    return put<T>(host.data(), host.size() * sizeof(T), shift);
-  }
-  View put(Stored& s) {
-    const View host = s.view();
-    return {host.storage, put(s.codes()), host.scales == nullptr ? nullptr : put(s.scales())};
-  }
-  // A caller's numbers: `n` of them, not aligned to more than themselves.
-  View put_plain(Stored& s, std::int64_t n, int shift) {
-    const auto size = static_cast<std::size_t>(bytes_of(s.view().storage));
-    return {s.view().storage,
-            put(s.view().codes, static_cast<std::size_t>(n) * size,
-                static_cast<std::size_t>(shift) * size),
-            nullptr};
-  }
-  std::uint32_t* put_amax() { return put(std::vector<std::uint32_t>(1)); }
-  std::string bytes() {
-    std::string all;
-    for (const Buffer& piece : pieces_) {
-      std::string host(piece.size(), '\0');
-      device_.download(host.data(), piece.data(), host.size());
-      all += host;
-    }
-    return all;
-  }
-
- private:
-  static constexpr std::size_t kBefore = 32, kBehind = 48;
-  Device& device_;
-  std::vector<Buffer> pieces_;
-};
 
 class DeviceFormats : public test::DeviceTest {
  protected:
@@ -272,6 +225,90 @@ TEST_P(DeviceFormats, AdamOfEveryState) {
         }
       }
     }
+  }
+}
+
+// At each place of a block; what has the formats of a level has a kernel of its own.
+TEST_P(DeviceFormats, TheLargestIsFoundWhereverItIs) {
+  const AdamScalars scalars = test::scalars_at({.lr = 0}, 1, false);
+  const std::vector<float> zeros(kBlock);
+  const std::vector<test::AdamLayout> layouts = {
+      {},
+      {.weight = DType::kBf16, .master_bits = 16},
+      {Storage::kE4m3Block, Storage::kFp16Block, DType::kBf16, 8},
+      {Storage::kE4m3Block, Storage::kUe4m4Block, DType::kBf16, 8},
+      {Storage::kFp16Block, Storage::kFp32, DType::kFp16, 8},
+      {Storage::kBf16, Storage::kBf16, DType::kFp16, 0}};
+  for (std::size_t at = 0; at < kBlock; at += at < 16 ? 1 : 17) {
+    std::vector<float> x(kBlock, 1.0f);
+    x[at] = -5.0f;
+    Stored codes(Storage::kE4m3Block, kBlock, kBlock);
+    codes.encode(cpu_ops(), x);
+    const auto expect_found = [&](auto call) {
+      Memory memory(device());
+      std::uint32_t found = 0, *amax = memory.put_amax();
+      call(memory, amax);
+      device().download(&found, amax, sizeof found);
+      EXPECT_EQ(found, 0x40A00000u) << at;  // 5.0f
+    };
+    expect_found([&](Memory& memory, std::uint32_t* amax) {
+      device().recode({.in = {.part = {Storage::kFp32, memory.put(x), nullptr}, .residual = {}},
+                       .out = memory.put(codes),
+                       .elements = kBlock,
+                       .stream = {},
+                       .amax = amax});
+    });
+    expect_found([&](Memory& memory, std::uint32_t* amax) {
+      device().decode_sum({.in = {.part = memory.put(codes), .residual = {}},
+                           .out = memory.put(zeros),
+                           .elements = kBlock,
+                           .amax = amax});
+    });
+    for (const bool sum : {false, true}) {
+      for (const bool feedback : {false, true}) {
+        expect_found([&](Memory& memory, std::uint32_t* amax) {
+          Stored acc(Storage::kE4m3Block, kBlock, kBlock);
+          AccumulateArgs args{.acc = memory.put(acc),
+                              .residual = feedback ? memory.put(acc) : View{},
+                              .gradient = {},
+                              .sum = {},
+                              .elements = kBlock,
+                              .stream = {},
+                              .amax = amax};
+          if (sum) args.sum = {.part = memory.put(codes), .residual = {}};
+          if (!sum) args.gradient = {Storage::kFp32, memory.put(x), nullptr};
+          device().accumulate(args);
+        });
+      }
+    }
+    for (const test::AdamLayout& layout : layouts) {
+      for (const Storage storage : {Storage::kFp32, Storage::kE4m3Block}) {
+        std::vector<std::uint8_t> weight(kBlock * std::size_t(bytes_of(layout.weight)));
+        std::vector<std::uint8_t> master(std::size_t(kBlock * layout.master_bits / 8));
+        cpu_ops().split_master(x.data(), layout.weight, weight.data(), layout.master_bits,
+                               master.data(), kBlock);
+        Stored gradient(storage, kBlock, kBlock), m(layout.exp_avg, kBlock, kBlock),
+            v(layout.exp_avg_sq, kBlock, kBlock);
+        expect_found([&](Memory& memory, std::uint32_t* amax) {
+          AdamArgs args;
+          args.elements = args.block = kBlock;
+          args.grad = memory.put(gradient);
+          args.exp_avg = memory.put(m);
+          args.exp_avg_sq = memory.put(v);
+          args.weight_dtype = layout.weight;
+          args.weight = memory.put(weight);
+          args.master_bits = layout.master_bits;
+          args.master = memory.put(master);
+          args.scalars = scalars;
+          args.commit = true;
+          device().adam({.args = args, .weight_elements = kBlock, .amax = amax});
+        });
+      }
+    }
+    expect_found([&](Memory& memory, std::uint32_t* amax) {
+      device().join_master(
+          {.dtype = DType::kFp32, .weight = memory.put(x), .elements = kBlock, .amax = amax});
+    });
   }
 }
 

@@ -243,6 +243,7 @@ class EmulatedDevice final : public Device {
       for (int round = 0; round < Program::kRounds; ++round) {
         Maxima maxima[kWarp] = {};
         each_lane([&](Program& p, int lane, const Position&) {
+          if constexpr (!Program::kShares) return;
           const Maxima m = p.maxima(round);
           Maxima& block_maxima = maxima[lane / width];
           block_maxima.first = std::max(block_maxima.first, m.first);
