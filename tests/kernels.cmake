@@ -85,11 +85,9 @@ if(ZEROFP8_WITH_CUDA)
     add_test(NAME ${test}_on_ptx COMMAND ${test}_on_ptx --gtest_brief=1 --gtest_filter=${filter})
     set_tests_properties(${test}_on_ptx PROPERTIES TIMEOUT 900 LABELS ptx
       ENVIRONMENT "${environment};ZEROFP8_PTX_MET=${CMAKE_CURRENT_BINARY_DIR}/${test}.ptx_met")
-    set_property(TEST ptx_met APPEND PROPERTY DEPENDS ${test}_on_ptx)
+    set_tests_properties(${test}_on_ptx PROPERTIES FAIL_REGULAR_EXPRESSION "] 0 tests from")  # a filter gone blind
+    set_property(GLOBAL APPEND PROPERTY zerofp8_ptx_tests ${test})
   endfunction()
-  # Instructions that no test meets are a combination that no test knows.
-  add_test(NAME ptx_met COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/check_ptx_met.py ${CMAKE_CURRENT_BINARY_DIR})
-  set_tests_properties(ptx_met PROPERTIES LABELS ptx)
   foreach(test IN ITEMS device_test device_sums_test device_formats_test device_step_test)
     zerofp8_ptx_test(${test} "" "*cuda*:Cuda*")
   endforeach()

@@ -169,9 +169,42 @@ TEST(PtxMachine, WideValuesAreOfHalves) {
   EXPECT_EQ(memory[3], 0x56781234u);
 }
 
+TEST(PtxMachine, SignsFillWiderRegistersAndPredicatesAreTrueOrFalse) {
+  std::uint32_t memory[4] = {};
+  run_on(memory, kernel_of(R"(
+	mov.u32 	%r2, -2;
+	st.global.u32 	[%rd1], %r2;
+	ld.global.s32 	%rd2, [%rd1];
+	shr.u64 	%rd3, %rd2, 40;
+	cvt.u32.u64 	%r3, %rd3;
+	ld.global.s16 	%r4, [%rd1];
+	mov.pred 	%p1, -1;
+	setp.eq.s32 	%p2, %r2, -2;
+	xor.pred 	%p3, %p1, %p2;
+	selp.u32 	%r5, 1, 0, %p3;
+	st.global.v4.u32 	[%rd1], {%r2, %r3, %r4, %r5};)"));
+  EXPECT_EQ(memory[1], 0x00FFFFFFu);
+  EXPECT_EQ(memory[2], 0xFFFFFFFEu);
+  EXPECT_EQ(memory[3], 0u);
+}
+
 std::string shuffled(const std::string& instruction) {
   return "\tmul.wide.u32 \t%rd2, %r1, 4;\n\tadd.s64 \t%rd3, %rd1, %rd2;\n\t" + instruction +
          "\n\tst.global.u32 \t[%rd3], %r2;\n";
+}
+
+// Each thread has its own, whatever its size.
+TEST(PtxMachine, LocalMemoryIsApart) {
+  std::vector<std::uint32_t> memory(64);
+  run_on(memory, kernel_of(R"(
+	.local .align 4 .b8 depot[12];
+	mov.u64 	%rd4, depot;
+	st.local.u32 	[%rd4+8], %r1;
+	st.local.u32 	[%rd4], %r1;
+	bar.sync 	0;
+)" + shuffled("ld.local.u32 \t%r2, [%rd4+8];")),
+         64);
+  for (std::uint32_t i = 0; i < 64; ++i) EXPECT_EQ(memory[i], i);
 }
 
 TEST(PtxMachine, LanesAskEachOther) {
@@ -245,10 +278,14 @@ TEST(PtxMachine, FaultsNameTheInstruction) {
   expect(fault_in("\tst.global.u32 \t[%rd1+-4], %r1;"), "are not the kernel's");
   expect(fault_in("\tld.global.v2.u32 \t{%r2, %r3}, [%rd1+252];"), "not aligned to 8");
   expect(fault_in("\tld.shared.u32 \t%r2, [shared+256];"), "outside of shared memory");
+  expect(fault_in("\tld.shared.u32 \t%r2, [shared+-4];"), "outside of shared memory");
+  expect(fault_in("\tmov.u64 \t%rd2, 0;\n\tld.global.u32 \t%r2, [%rd2+-4];"),
+         "are not the kernel's");
   expect(fault_in("\tld.param.u64 \t%rd2, [address+8];"), "are not the kernel's");
   expect(fault_in("\tld.param.u32 \t%r2, [%rd1];"), "are not the kernel's");
   expect(fault_in("\tmma.sync \t%r2, %r3;"), "PTX, line 21: unknown instruction");
   expect(fault_in("\tadd.s32 \t%r2, %x3, 1;"), "unknown register %x3");
+  expect(fault_in("\tsetp.lt.s32 \t%p1|%p2, %r1, 1;"), "another number of operands");
   expect(fault_in("\tbra \t$L__nowhere;"), "unknown label $L__nowhere");
   // Thread 0 goes another way.
   const std::string guard = "\tsetp.eq.s32 \t%p1, %r1, 0;\n";

@@ -61,13 +61,12 @@ class Block {
     const std::uint64_t at = address + static_cast<std::uint64_t>(i.offset);
     if (at % bytes != 0) fail(i, t, fmt::format("address {:#x} is not aligned to {}", at, bytes));
     if (i.space == Space::kShared) {
-      if (at + bytes > kernel_.shared_bytes) fail(i, t, "outside of shared memory");
+      if (!lies_in(at, bytes, 0, kernel_.shared_bytes)) fail(i, t, "outside of shared memory");
       return reinterpret_cast<std::byte*>(shared_.data()) + at;
     }
     const bool any = i.space == Space::kGeneric;
     const auto within = [&](const void* begin, std::size_t size) {
-      const auto first = reinterpret_cast<std::uintptr_t>(begin);
-      return at >= first && at + bytes <= first + size;
+      return lies_in(at, bytes, reinterpret_cast<std::uintptr_t>(begin), size);
     };
     const bool fine =
         ((any || i.space == Space::kParam) && within(parameters_.get(), kernel_.parameter_bytes)) ||
@@ -124,12 +123,16 @@ class Block {
     return 0;
   }
 
+  // Whether `bytes` at `at` are among `size` from `begin` on, wherever in 64 bits.
+  static bool lies_in(std::uint64_t at, std::size_t bytes, std::uint64_t begin, std::size_t size) {
+    return at >= begin && bytes <= size && at - begin <= size - bytes;
+  }
   bool is_global(std::uint64_t at, std::size_t bytes) {
-    if (at >= last_.begin && at + bytes <= last_.end) return true;
+    if (lies_in(at, bytes, last_.begin, last_.end - last_.begin)) return true;
     auto next = std::ranges::upper_bound(launch_.regions, at, {}, &Region::begin);
     if (next == launch_.regions.begin()) return false;
     last_ = *--next;
-    return at + bytes <= last_.end;
+    return lies_in(at, bytes, last_.begin, last_.end - last_.begin);
   }
 
   void run_thread(Thread& t) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 #include "tests/ptx/program.h"
 
@@ -43,8 +44,12 @@ class Thread {
   template <class T>
   void set(const Instruction& i, int k, T x) {
     std::uint64_t& slot = slots[i.slots[static_cast<std::size_t>(k)]];
-    slot = 0;
-    std::memcpy(&slot, &x, sizeof x);
+    if constexpr (std::is_integral_v<T>) {
+      slot = static_cast<std::uint64_t>(std::int64_t{} + x);  // into a wider register: sign and all
+    } else {
+      slot = 0;
+      std::memcpy(&slot, &x, sizeof x);
+    }
   }
   // Of the address in operand k, checked.
   std::byte* memory(const Instruction& i, int k, std::size_t bytes) const;

@@ -14,7 +14,7 @@
 namespace zerofp8::test::ptx {
 namespace {
 
-using Table = std::unordered_map<std::string, Operation>;
+using Table = std::unordered_map<std::string, Entry>;
 
 template <class T>
 T canonical(T x) {
@@ -146,11 +146,17 @@ constexpr auto kDiv = [](auto a, auto b) { return canonical(a / b); };
 constexpr auto kSqrt = [](auto a) { return canonical(std::sqrt(a)); };
 constexpr auto kRcp = [](auto a) { return canonical(1 / a); };
 constexpr auto kFma = [](auto a, auto b, auto c) { return canonical(std::fma(a, b, c)); };
-constexpr auto kMulAdd = [](auto a, auto b, auto c) { return a * b + c; };
+// Of unsigned numbers; 16 bits would be multiplied as int.
+constexpr auto kMulWrap = [](auto a, auto b) { return 1u * a * b; };
+constexpr auto kMulAdd = [](auto a, auto b, auto c) { return 1u * a * b + c; };
 constexpr auto kNeg = [](auto a) { return -a; };
 constexpr auto kAbs = [](auto a) { return std::fabs(a); };
 constexpr auto kNot = [](auto a) { return ~a; };
-constexpr auto kNotPredicate = [](auto a) { return a == 0; };
+constexpr auto kIsTrue = [](auto a) { return a != 0; };
+constexpr auto kIsFalse = [](auto a) { return a == 0; };
+constexpr auto kBoth = [](auto a, auto b) { return a != 0 && b != 0; };
+constexpr auto kEither = [](auto a, auto b) { return a != 0 || b != 0; };
+constexpr auto kOneOf = [](auto a, auto b) { return (a != 0) != (b != 0); };
 constexpr auto kAnd = [](auto a, auto b) { return a & b; };
 constexpr auto kOr = [](auto a, auto b) { return a | b; };
 constexpr auto kXor = [](auto a, auto b) { return a ^ b; };
@@ -179,38 +185,38 @@ constexpr auto kGe = [](auto a, auto b) { return a >= b; };
 
 template <class T>
 void add_memory(Table& table, const std::string& type) {
-  table["ld." + type] = load<T, 1>;
-  table["ld.v2." + type] = load<T, 2>;
-  table["st." + type] = store<T, 1>;
-  table["st.v2." + type] = store<T, 2>;
+  table["ld." + type] = {load<T, 1>, 2};
+  table["ld.v2." + type] = {load<T, 2>, 3};
+  table["st." + type] = {store<T, 1>, 2};
+  table["st.v2." + type] = {store<T, 2>, 3};
   if constexpr (sizeof(T) <= 4) {
-    table["ld.v4." + type] = load<T, 4>;
-    table["st.v4." + type] = store<T, 4>;
+    table["ld.v4." + type] = {load<T, 4>, 5};
+    table["st.v4." + type] = {store<T, 4>, 5};
   }
 }
 
 template <class T>
 void add_compares(Table& table, const std::string& type) {
-  table["setp.eq." + type] = compare<T, kEq>;
-  table["setp.ne." + type] = compare<T, kOrdered<kNe>>;
-  table["setp.lt." + type] = compare<T, kLt>;
-  table["setp.le." + type] = compare<T, kLe>;
-  table["setp.gt." + type] = compare<T, kGt>;
-  table["setp.ge." + type] = compare<T, kGe>;
+  table["setp.eq." + type] = {compare<T, kEq>, 3};
+  table["setp.ne." + type] = {compare<T, kOrdered<kNe>>, 3};
+  table["setp.lt." + type] = {compare<T, kLt>, 3};
+  table["setp.le." + type] = {compare<T, kLe>, 3};
+  table["setp.gt." + type] = {compare<T, kGt>, 3};
+  table["setp.ge." + type] = {compare<T, kGe>, 3};
 }
 
 // Bits: u32 and b32.
 template <class T>
 void add_bits(Table& table, const std::string& width) {
   for (const char* kind : {"b", "u", "s"}) {
-    table["mov." + (kind + width)] = move<T>;
-    table["selp." + (kind + width)] = select<T>;
+    table["mov." + (kind + width)] = {move<T>, 2};
+    table["selp." + (kind + width)] = {select<T>, 4};
   }
-  table["and.b" + width] = binary<T, kAnd>;
-  table["or.b" + width] = binary<T, kOr>;
-  table["xor.b" + width] = binary<T, kXor>;
-  table["not.b" + width] = unary<T, kNot>;
-  table["shl.b" + width] = shift_left<T>;
+  table["and.b" + width] = {binary<T, kAnd>, 3};
+  table["or.b" + width] = {binary<T, kOr>, 3};
+  table["xor.b" + width] = {binary<T, kXor>, 3};
+  table["not.b" + width] = {unary<T, kNot>, 2};
+  table["shl.b" + width] = {shift_left<T>, 3};
   add_compares<T>(table, "b" + width);
   add_memory<T>(table, "b" + width);
 }
@@ -219,58 +225,58 @@ void add_bits(Table& table, const std::string& width) {
 template <class T>
 void add_integers(Table& table, const std::string& type) {
   using Wrap = std::make_unsigned_t<T>;
-  table["add." + type] = binary<Wrap, kAdd>;
-  table["sub." + type] = binary<Wrap, kSub>;
-  table["mul.lo." + type] = binary<Wrap, kMul>;
-  table["mad.lo." + type] = ternary<Wrap, kMulAdd>;
-  table["neg." + type] = unary<Wrap, kNeg>;
-  table["min." + type] = binary<T, kMin>;
-  table["max." + type] = binary<T, kMax>;
-  table["shr." + type] = shift_right<T>;
+  table["add." + type] = {binary<Wrap, kAdd>, 3};
+  table["sub." + type] = {binary<Wrap, kSub>, 3};
+  table["mul.lo." + type] = {binary<Wrap, kMulWrap>, 3};
+  table["mad.lo." + type] = {ternary<Wrap, kMulAdd>, 4};
+  table["neg." + type] = {unary<Wrap, kNeg>, 2};
+  table["min." + type] = {binary<T, kMin>, 3};
+  table["max." + type] = {binary<T, kMax>, 3};
+  table["shr." + type] = {shift_right<T>, 3};
   add_compares<T>(table, type);
   add_memory<T>(table, type);
   if constexpr (sizeof(T) >= 4) {
-    table["atom.add." + type] = atomic<T, kAdd>;
-    table["atom.min." + type] = atomic<T, kMin>;
-    table["atom.max." + type] = atomic<T, kMax>;
+    table["atom.add." + type] = {atomic<Wrap, kAdd>, 3};
+    table["atom.min." + type] = {atomic<T, kMin>, 3};
+    table["atom.max." + type] = {atomic<T, kMax>, 3};
   }
 }
 
 template <class T>
 void add_floats(Table& table, const std::string& type) {
-  table["mov." + type] = move<T>;
-  table["selp." + type] = select<T>;
-  table["add.rn." + type] = binary<T, kAdd>;
-  table["sub.rn." + type] = binary<T, kSub>;
-  table["mul.rn." + type] = binary<T, kMul>;
-  table["div.rn." + type] = binary<T, kDiv>;
-  table["fma.rn." + type] = ternary<T, kFma>;
-  table["sqrt.rn." + type] = unary<T, kSqrt>;
-  table["rcp.rn." + type] = unary<T, kRcp>;
-  table["neg." + type] = unary<T, kNeg>;
-  table["abs." + type] = unary<T, kAbs>;
-  table["min." + type] = binary<T, kMinFloat>;
-  table["max." + type] = binary<T, kMaxFloat>;
+  table["mov." + type] = {move<T>, 2};
+  table["selp." + type] = {select<T>, 4};
+  table["add.rn." + type] = {binary<T, kAdd>, 3};
+  table["sub.rn." + type] = {binary<T, kSub>, 3};
+  table["mul.rn." + type] = {binary<T, kMul>, 3};
+  table["div.rn." + type] = {binary<T, kDiv>, 3};
+  table["fma.rn." + type] = {ternary<T, kFma>, 4};
+  table["sqrt.rn." + type] = {unary<T, kSqrt>, 2};
+  table["rcp.rn." + type] = {unary<T, kRcp>, 2};
+  table["neg." + type] = {unary<T, kNeg>, 2};
+  table["abs." + type] = {unary<T, kAbs>, 2};
+  table["min." + type] = {binary<T, kMinFloat>, 3};
+  table["max." + type] = {binary<T, kMaxFloat>, 3};
   add_compares<T>(table, type);
-  table["setp.equ." + type] = compare<T, kOrUnordered<kEq>>;
-  table["setp.neu." + type] = compare<T, kNe>;
-  table["setp.ltu." + type] = compare<T, kOrUnordered<kLt>>;
-  table["setp.leu." + type] = compare<T, kOrUnordered<kLe>>;
-  table["setp.gtu." + type] = compare<T, kOrUnordered<kGt>>;
-  table["setp.geu." + type] = compare<T, kOrUnordered<kGe>>;
+  table["setp.equ." + type] = {compare<T, kOrUnordered<kEq>>, 3};
+  table["setp.neu." + type] = {compare<T, kNe>, 3};
+  table["setp.ltu." + type] = {compare<T, kOrUnordered<kLt>>, 3};
+  table["setp.leu." + type] = {compare<T, kOrUnordered<kLe>>, 3};
+  table["setp.gtu." + type] = {compare<T, kOrUnordered<kGt>>, 3};
+  table["setp.geu." + type] = {compare<T, kOrUnordered<kGe>>, 3};
   add_memory<T>(table, type);
 }
 
 template <class From>
 void add_conversions(Table& table, const std::string& from) {
-  table["cvt.u16." + from] = convert<std::uint16_t, From>;
-  table["cvt.s16." + from] = convert<std::int16_t, From>;
-  table["cvt.u32." + from] = convert<std::uint32_t, From>;
-  table["cvt.s32." + from] = convert<std::int32_t, From>;
-  table["cvt.u64." + from] = convert<std::uint64_t, From>;
-  table["cvt.s64." + from] = convert<std::int64_t, From>;
-  table["cvt.rn.f32." + from] = convert<float, From>;
-  table["cvt.rn.f64." + from] = convert<double, From>;
+  table["cvt.u16." + from] = {convert<std::uint16_t, From>, 2};
+  table["cvt.s16." + from] = {convert<std::int16_t, From>, 2};
+  table["cvt.u32." + from] = {convert<std::uint32_t, From>, 2};
+  table["cvt.s32." + from] = {convert<std::int32_t, From>, 2};
+  table["cvt.u64." + from] = {convert<std::uint64_t, From>, 2};
+  table["cvt.s64." + from] = {convert<std::int64_t, From>, 2};
+  table["cvt.rn.f32." + from] = {convert<float, From>, 2};
+  table["cvt.rn.f64." + from] = {convert<double, From>, 2};
 }
 
 Table make_table() {
@@ -294,43 +300,44 @@ Table make_table() {
   add_conversions<std::int32_t>(table, "s32");
   add_conversions<std::uint64_t>(table, "u64");
   add_conversions<std::int64_t>(table, "s64");
-  table["cvt.rn.f32.f64"] = convert<float, double>;
-  table["cvt.f64.f32"] = convert<double, float>;
-  table["cvt.rzi.s32.f32"] = float_to_int;
-  table["mul.wide.u32"] = multiply_wide<std::uint64_t, std::uint32_t>;
-  table["mul.wide.s32"] = multiply_wide<std::int64_t, std::int32_t>;
-  table["mul.wide.u16"] = multiply_wide<std::uint32_t, std::uint16_t>;
-  table["mul.wide.s16"] = multiply_wide<std::int32_t, std::int16_t>;
-  table["prmt.b32"] = permute;
-  table["pack.b32"] = pack<std::uint16_t, std::uint32_t>;
-  table["pack.b64"] = pack<std::uint32_t, std::uint64_t>;
-  table["unpack.b32"] = unpack<std::uint16_t, std::uint32_t>;
-  table["unpack.b64"] = unpack<std::uint32_t, std::uint64_t>;
-  table["mov.pred"] = move<std::uint64_t>;
-  table["and.pred"] = binary<std::uint64_t, kAnd>;
-  table["or.pred"] = binary<std::uint64_t, kOr>;
-  table["xor.pred"] = binary<std::uint64_t, kXor>;
-  table["not.pred"] = unary<std::uint64_t, kNotPredicate>;
+  table["cvt.rn.f32.f64"] = {convert<float, double>, 2};
+  table["cvt.f64.f32"] = {convert<double, float>, 2};
+  table["cvt.rzi.s32.f32"] = {float_to_int, 2};
+  table["mul.wide.u32"] = {multiply_wide<std::uint64_t, std::uint32_t>, 3};
+  table["mul.wide.s32"] = {multiply_wide<std::int64_t, std::int32_t>, 3};
+  table["mul.wide.u16"] = {multiply_wide<std::uint32_t, std::uint16_t>, 3};
+  table["mul.wide.s16"] = {multiply_wide<std::int32_t, std::int16_t>, 3};
+  table["prmt.b32"] = {permute, 4};
+  table["pack.b32"] = {pack<std::uint16_t, std::uint32_t>, 3};
+  table["pack.b64"] = {pack<std::uint32_t, std::uint64_t>, 3};
+  table["unpack.b32"] = {unpack<std::uint16_t, std::uint32_t>, 3};
+  table["unpack.b64"] = {unpack<std::uint32_t, std::uint64_t>, 3};
+  // A true one that is written out is -1.
+  table["mov.pred"] = {unary<std::uint64_t, kIsTrue>, 2};
+  table["and.pred"] = {binary<std::uint64_t, kBoth>, 3};
+  table["or.pred"] = {binary<std::uint64_t, kEither>, 3};
+  table["xor.pred"] = {binary<std::uint64_t, kOneOf>, 3};
+  table["not.pred"] = {unary<std::uint64_t, kIsFalse>, 2};
   // Addresses are the host's.
-  table["cvta.to.global.u64"] = move<std::uint64_t>;
-  table["cvta.local.u64"] = move<std::uint64_t>;
+  table["cvta.to.global.u64"] = {move<std::uint64_t>, 2};
+  table["cvta.local.u64"] = {move<std::uint64_t>, 2};
   for (const char* name : {"bra", "bra.uni"}) {
-    table[name] = [](Thread& t, const Instruction& i) { t.jump(i.target); };
+    table[name] = {[](Thread& t, const Instruction& i) { t.jump(i.target); }, 0};
   }
-  table["ret"] = [](Thread& t, const Instruction&) { t.exit(); };
-  table["bar.sync"] = barrier;
-  table["shfl.sync.down.b32"] = shuffle_down;
-  table["shfl.sync.bfly.b32"] = shuffle_bfly;
-  table["redux.sync.max.u32"] = reduce_max;
+  table["ret"] = {[](Thread& t, const Instruction&) { t.exit(); }, 0};
+  table["bar.sync"] = {barrier, 1};
+  table["shfl.sync.down.b32"] = {shuffle_down, 6};
+  table["shfl.sync.bfly.b32"] = {shuffle_bfly, 6};
+  table["redux.sync.max.u32"] = {reduce_max, 3};
   return table;
 }
 
 }  // namespace
 
-Operation operation(const std::string& opcode) {
+Entry operation(const std::string& opcode) {
   static const Table table = make_table();
   const auto found = table.find(opcode);
-  return found == table.end() ? nullptr : found->second;
+  return found == table.end() ? Entry{} : found->second;
 }
 
 }  // namespace zerofp8::test::ptx

@@ -245,8 +245,10 @@ class Parser {
       }
     }
     i.space = take_space(opcode);
-    i.run = operation(opcode);
-    if (i.run == nullptr) fail("unknown instruction");
+    const Entry entry = operation(opcode);
+    if (entry.run == nullptr) fail("unknown instruction");
+    if (entry.operands != i.count) fail("another number of operands");
+    i.run = entry.run;
     kernel_.code.push_back(std::move(i));
   }
 
@@ -269,6 +271,7 @@ class Parser {
   }
 
   void finish() {
+    kernel_.local_bytes = aligned(kernel_.local_bytes, 16);
     const int constants = static_cast<int>(kernel_.constants.size());
     const auto final_slot = [&](int slot) { return slot <= -2 ? -2 - slot : slot + constants; };
     for (Instruction& i : kernel_.code) {

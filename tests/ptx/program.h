@@ -64,7 +64,10 @@ struct Kernel {
 std::map<std::string, Kernel> parse(const std::string& text);
 std::string common_name(const std::string& mangled);
 
-// nullptr: there is no such instruction here.
-Operation operation(const std::string& opcode);
+struct Entry {
+  Operation run = nullptr;  // nullptr: there is no such instruction here
+  int operands = 0;         // vectors count as their elements
+};
+Entry operation(const std::string& opcode);
 
 }  // namespace zerofp8::test::ptx
