@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/messages.h"
 #include "zerofp8/communicator.h"
 #include "zerofp8/error.h"
 
@@ -268,19 +269,6 @@ inline void check_wire_bytes(Communicator& comm) {
   EXPECT_EQ(sent.control, 8 * others);
   EXPECT_EQ(sent.total_payload(), 107 * others + (comm.rank() == 0 ? 33 * others : 0));
   EXPECT_EQ(sent.envelopes > 0, comm.size() > 1);
-}
-
-inline std::string message_of(const auto& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-inline void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "looked for: " << part << "\nin: " << text;
 }
 
 // Mistakes that one rank can see alone: an error at the call, and nothing has been sent.

@@ -84,8 +84,8 @@ if(ZEROFP8_WITH_CUDA)
     add_dependencies(ptx_tests ${test}_on_ptx)
     add_test(NAME ${test}_on_ptx COMMAND ${test}_on_ptx --gtest_brief=1 --gtest_filter=${filter})
     set_tests_properties(${test}_on_ptx PROPERTIES TIMEOUT 900 LABELS ptx
-      ENVIRONMENT "${environment};ZEROFP8_PTX_MET=${CMAKE_CURRENT_BINARY_DIR}/${test}.ptx_met")
-    set_tests_properties(${test}_on_ptx PROPERTIES FAIL_REGULAR_EXPRESSION "] 0 tests from")  # a filter gone blind
+      ENVIRONMENT "${environment};ZEROFP8_PTX_MET=${CMAKE_CURRENT_BINARY_DIR}/${test}.ptx_met"
+      FAIL_REGULAR_EXPRESSION "] 0 tests from")  # a filter gone blind
     set_property(GLOBAL APPEND PROPERTY zerofp8_ptx_tests ${test})
   endfunction()
   foreach(test IN ITEMS device_test device_sums_test device_formats_test device_step_test)

@@ -61,12 +61,13 @@ class Block {
     const std::uint64_t at = address + static_cast<std::uint64_t>(i.offset);
     if (at % bytes != 0) fail(i, t, fmt::format("address {:#x} is not aligned to {}", at, bytes));
     if (i.space == Space::kShared) {
-      if (!lies_in(at, bytes, 0, kernel_.shared_bytes)) fail(i, t, "outside of shared memory");
+      const Region shared{0, kernel_.shared_bytes};
+      if (!shared.contains(at, bytes)) fail(i, t, "outside of shared memory");
       return reinterpret_cast<std::byte*>(shared_.data()) + at;
     }
     const bool any = i.space == Space::kGeneric;
     const auto within = [&](const void* begin, std::size_t size) {
-      return lies_in(at, bytes, reinterpret_cast<std::uintptr_t>(begin), size);
+      return Region{reinterpret_cast<std::uintptr_t>(begin), size}.contains(at, bytes);
     };
     const bool fine =
         ((any || i.space == Space::kParam) && within(parameters_.get(), kernel_.parameter_bytes)) ||
@@ -89,7 +90,6 @@ class Block {
       Thread& t = threads_[tid];
       t = {};
       t.slots = slots_ + width_ * tid;
-      t.parameters = reinterpret_cast<const std::byte*>(parameters_.get());
       t.local = reinterpret_cast<std::byte*>(local_.data() + kernel_.local_bytes / 8 * tid);
       t.block = this;
       t.tid = tid;
@@ -106,7 +106,7 @@ class Block {
       case Kind::kShared:
         return c.value;
       case Kind::kParam:
-        return reinterpret_cast<std::uintptr_t>(t.parameters) + c.value;
+        return reinterpret_cast<std::uintptr_t>(parameters_.get()) + c.value;
       case Kind::kLocal:
         return reinterpret_cast<std::uintptr_t>(t.local) + c.value;
       case Kind::kTid:
@@ -123,16 +123,11 @@ class Block {
     return 0;
   }
 
-  // Whether `bytes` at `at` are among `size` from `begin` on, wherever in 64 bits.
-  static bool lies_in(std::uint64_t at, std::size_t bytes, std::uint64_t begin, std::size_t size) {
-    return at >= begin && bytes <= size && at - begin <= size - bytes;
-  }
   bool is_global(std::uint64_t at, std::size_t bytes) {
-    if (lies_in(at, bytes, last_.begin, last_.end - last_.begin)) return true;
-    auto next = std::ranges::upper_bound(launch_.regions, at, {}, &Region::begin);
-    if (next == launch_.regions.begin()) return false;
-    last_ = *--next;
-    return lies_in(at, bytes, last_.begin, last_.end - last_.begin);
+    if (last_.contains(at, bytes)) return true;
+    const Region* found = find(launch_.regions, at, bytes);
+    if (found != nullptr) last_ = *found;
+    return found != nullptr;
   }
 
   void run_thread(Thread& t) {
@@ -165,8 +160,8 @@ class Block {
       std::shuffle(order.begin(), order.end(), random_);
       for (const unsigned tid : order) run_thread(threads_[tid]);
       const std::vector<Thread*> lanes = waiting(warp);
-      const auto together =
-          std::ranges::find_if(lanes, [&](const Thread* t) { return !is_barrier(at(*t)); });
+      const auto together = std::ranges::find_if(
+          lanes, [&](const Thread* t) { return at(*t).meeting != Meeting::kBarrier; });
       if (together == lanes.end()) return;
       const Instruction& i = at(**together);
       for (const Thread* t : lanes) {
@@ -178,15 +173,15 @@ class Block {
 
   // Shuffles and reductions of whole warps: each lane's operands before any lane's result.
   void run_together(const Instruction& i, const std::vector<Thread*>& lanes) {
+    const bool reduces = i.meeting == Meeting::kReduceMax;
     std::uint32_t present = 0, largest = 0;
     std::array<std::uint32_t, kWarp> given{};
     for (const Thread* t : lanes) {
       present |= 1u << t->tid % kWarp;
-      given[t->tid % kWarp] = t->get<std::uint32_t>(i, i.run == reduce_max ? 1 : 2);
+      given[t->tid % kWarp] = t->get<std::uint32_t>(i, reduces ? 1 : 2);
       largest = std::max(largest, given[t->tid % kWarp]);
     }
     for (Thread* t : lanes) {
-      const bool reduces = i.run == reduce_max;
       const auto mask = t->get<std::uint32_t>(i, reduces ? 2 : 5);
       if ((mask & present) != present) fail(i, *t, "lanes outside of the mask");
       t->state = Thread::State::kRunning;
@@ -199,7 +194,7 @@ class Block {
       const auto b = t->get<std::uint32_t>(i, 3) & 31, c = t->get<std::uint32_t>(i, 4);
       const std::uint32_t clamp = c & 31, segment = c >> 8 & 31;
       const std::uint32_t last = (lane & segment) | (clamp & ~segment);
-      std::uint32_t source = i.run == shuffle_down ? lane + b : lane ^ b;
+      std::uint32_t source = i.meeting == Meeting::kShuffleDown ? lane + b : lane ^ b;
       const bool valid = source <= last;
       if (!valid) source = lane;
       if ((present >> source & 1) == 0) fail(i, *t, "the lane that is asked has ended");
@@ -239,11 +234,11 @@ std::byte* Thread::memory(const Instruction& i, int k, std::size_t bytes) const 
       bytes);
 }
 
-bool is_barrier(const Instruction& i) { return i.run == barrier; }
-void shuffle_down(Thread& t, const Instruction&) { t.wait(); }
-void shuffle_bfly(Thread& t, const Instruction&) { t.wait(); }
-void reduce_max(Thread& t, const Instruction&) { t.wait(); }
-void barrier(Thread& t, const Instruction&) { t.wait(); }
+const Region* find(std::span<const Region> regions, std::uintptr_t at, std::size_t size) {
+  const auto next = std::ranges::upper_bound(regions, at, {}, &Region::begin);
+  if (next == regions.begin() || !std::prev(next)->contains(at, size)) return nullptr;
+  return &*std::prev(next);
+}
 
 std::vector<bool> run(const Kernel& kernel, const Launch& launch) {
   if (launch.threads > kernel.max_threads) {

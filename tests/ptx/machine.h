@@ -16,8 +16,15 @@
 namespace zerofp8::test::ptx {
 
 struct Region {
-  std::uintptr_t begin, end;
+  std::uintptr_t begin = 0;
+  std::size_t bytes = 0;
+  // Whether all of `size` bytes at `at` are in it, wherever in 64 bits that is.
+  bool contains(std::uintptr_t at, std::size_t size) const {
+    return at >= begin && size <= bytes && at - begin <= bytes - size;
+  }
 };
+// The one of `regions`, which are sorted, that has these bytes; else null.
+const Region* find(std::span<const Region> regions, std::uintptr_t at, std::size_t size);
 
 struct Launch {
   unsigned grid_x = 1, grid_y = 1, threads = 1;
@@ -54,24 +61,12 @@ class Thread {
   // Of the address in operand k, checked.
   std::byte* memory(const Instruction& i, int k, std::size_t bytes) const;
 
-  void wait() { state = State::kWaiting; }
-  void exit() { state = State::kExited; }
-  void jump(int to) { pc = to; }
-
   std::uint64_t* slots = nullptr;
-  const std::byte* parameters = nullptr;
   std::byte* local = nullptr;
   Block* block = nullptr;
   unsigned tid = 0;
   int pc = 0;
   State state = State::kRunning;
 };
-
-// Instructions that a warp or a block runs together; a thread that meets one waits there.
-bool is_barrier(const Instruction& i);
-void shuffle_down(Thread&, const Instruction&);
-void shuffle_bfly(Thread&, const Instruction&);
-void reduce_max(Thread&, const Instruction&);
-void barrier(Thread&, const Instruction&);
 
 }  // namespace zerofp8::test::ptx

@@ -25,96 +25,97 @@ T canonical(T x) {
   }
 }
 
+constexpr Entry entry(int operands, Operation run) { return {operands, run}; }
+
 template <class T, auto F>
-void unary(Thread& t, const Instruction& i) {
+constexpr Entry unary = entry(2, [](Thread& t, const Instruction& i) {
   t.set(i, 0, static_cast<T>(F(t.get<T>(i, 1))));
-}
+});
 template <class T, auto F>
-void binary(Thread& t, const Instruction& i) {
+constexpr Entry binary = entry(3, [](Thread& t, const Instruction& i) {
   t.set(i, 0, static_cast<T>(F(t.get<T>(i, 1), t.get<T>(i, 2))));
-}
+});
 template <class T, auto F>
-void ternary(Thread& t, const Instruction& i) {
+constexpr Entry ternary = entry(4, [](Thread& t, const Instruction& i) {
   t.set(i, 0, static_cast<T>(F(t.get<T>(i, 1), t.get<T>(i, 2), t.get<T>(i, 3))));
-}
+});
 template <class T, auto F>
-void compare(Thread& t, const Instruction& i) {
+constexpr Entry compare = entry(3, [](Thread& t, const Instruction& i) {
   t.set(i, 0, static_cast<std::uint64_t>(F(t.get<T>(i, 1), t.get<T>(i, 2))));
-}
+});
 template <class T>
-void move(Thread& t, const Instruction& i) {
-  t.set(i, 0, t.get<T>(i, 1));
-}
+constexpr Entry move = entry(2,
+                             [](Thread& t, const Instruction& i) { t.set(i, 0, t.get<T>(i, 1)); });
 template <class T>
-void select(Thread& t, const Instruction& i) {
+constexpr Entry select = entry(4, [](Thread& t, const Instruction& i) {
   t.set(i, 0, t.get<T>(i, t.get<std::uint64_t>(i, 3) != 0 ? 1 : 2));
-}
+});
 template <class To, class From>
-void convert(Thread& t, const Instruction& i) {
+constexpr Entry convert = entry(2, [](Thread& t, const Instruction& i) {
   t.set(i, 0, canonical(static_cast<To>(t.get<From>(i, 1))));
-}
+});
 
 // ld.v4 d0, d1, d2, d3, address;  st.v4 address, s0, s1, s2, s3.
 template <class T, int kCount>
-void load(Thread& t, const Instruction& i) {
+constexpr Entry load = entry(kCount + 1, [](Thread& t, const Instruction& i) {
   const std::byte* from = t.memory(i, kCount, sizeof(T) * kCount);
   std::array<T, kCount> values;
   std::memcpy(values.data(), from, sizeof values);
   for (int k = 0; k < kCount; ++k) t.set(i, k, values[static_cast<std::size_t>(k)]);
-}
+});
 template <class T, int kCount>
-void store(Thread& t, const Instruction& i) {
+constexpr Entry store = entry(kCount + 1, [](Thread& t, const Instruction& i) {
   std::byte* to = t.memory(i, 0, sizeof(T) * kCount);
   std::array<T, kCount> values;
   for (int k = 0; k < kCount; ++k) values[static_cast<std::size_t>(k)] = t.get<T>(i, k + 1);
   std::memcpy(to, values.data(), sizeof values);
-}
+});
 // Threads of one launch run one after the other; launches of other host threads may be at the same
 // memory.
 template <class T, auto F>
-void atomic(Thread& t, const Instruction& i) {
+constexpr Entry atomic = entry(3, [](Thread& t, const Instruction& i) {
   std::atomic_ref<T> at(*reinterpret_cast<T*>(t.memory(i, 1, sizeof(T))));
   T before = at.load();
   while (!at.compare_exchange_weak(before, static_cast<T>(F(before, t.get<T>(i, 2))))) {
   }
   t.set(i, 0, before);
-}
+});
 
 template <class Half, class Whole>
-void pack(Thread& t, const Instruction& i) {
+constexpr Entry pack = entry(3, [](Thread& t, const Instruction& i) {
   t.set(i, 0,
         static_cast<Whole>(t.get<Half>(i, 1) | static_cast<Whole>(t.get<Half>(i, 2))
                                                    << 8 * sizeof(Half)));
-}
+});
 template <class Half, class Whole>
-void unpack(Thread& t, const Instruction& i) {
+constexpr Entry unpack = entry(3, [](Thread& t, const Instruction& i) {
   const auto x = t.get<Whole>(i, 2);
   t.set(i, 0, static_cast<Half>(x));
   t.set(i, 1, static_cast<Half>(x >> 8 * sizeof(Half)));
-}
+});
 
 // Shifts by more than the width leave 0 or the sign.
 template <class T>
-void shift_left(Thread& t, const Instruction& i) {
+constexpr Entry shift_left = entry(3, [](Thread& t, const Instruction& i) {
   const auto by = t.get<std::uint32_t>(i, 2);
   t.set(i, 0, static_cast<T>(by >= 8 * sizeof(T) ? 0 : t.get<T>(i, 1) << by));
-}
+});
 template <class T>
-void shift_right(Thread& t, const Instruction& i) {
+constexpr Entry shift_right = entry(3, [](Thread& t, const Instruction& i) {
   constexpr std::uint32_t kMost = 8 * sizeof(T) - 1;
   const auto by = t.get<std::uint32_t>(i, 2);
   const auto x = t.get<T>(i, 1);
   t.set(i, 0, static_cast<T>(by <= kMost ? x >> by : std::is_signed_v<T> ? x >> kMost : T{0}));
-}
+});
 
 template <class Wide, class T>
-void multiply_wide(Thread& t, const Instruction& i) {
+constexpr Entry multiply_wide = entry(3, [](Thread& t, const Instruction& i) {
   t.set(i, 0,
         static_cast<Wide>(static_cast<Wide>(t.get<T>(i, 1)) * static_cast<Wide>(t.get<T>(i, 2))));
-}
+});
 
 // Default mode: four bytes out of eight, or the sign of one in all bits.
-void permute(Thread& t, const Instruction& i) {
+constexpr Entry permute = entry(4, [](Thread& t, const Instruction& i) {
   const std::uint64_t from = t.get<std::uint32_t>(i, 1) | std::uint64_t{t.get<std::uint32_t>(i, 2)}
                                                               << 32;
   const auto selector = t.get<std::uint32_t>(i, 3);
@@ -126,10 +127,10 @@ void permute(Thread& t, const Instruction& i) {
     result |= byte << 8 * k;
   }
   t.set(i, 0, result);
-}
+});
 
 // Saturates; NaN is 0.
-void float_to_int(Thread& t, const Instruction& i) {
+constexpr Entry float_to_int = entry(2, [](Thread& t, const Instruction& i) {
   using Limits = std::numeric_limits<std::int32_t>;
   const double x = std::trunc(static_cast<double>(t.get<float>(i, 1)));
   t.set(i, 0,
@@ -137,6 +138,12 @@ void float_to_int(Thread& t, const Instruction& i) {
         : x <= Limits::min() ? Limits::min()
         : x >= Limits::max() ? Limits::max()
                              : static_cast<std::int32_t>(x));
+});
+
+// The machine does what there is to do when all have met.
+constexpr Entry meet(Meeting meeting, int operands) {
+  return {operands, [](Thread& t, const Instruction&) { t.state = Thread::State::kWaiting; },
+          meeting};
 }
 
 constexpr auto kAdd = [](auto a, auto b) { return canonical(a + b); };
@@ -185,98 +192,98 @@ constexpr auto kGe = [](auto a, auto b) { return a >= b; };
 
 template <class T>
 void add_memory(Table& table, const std::string& type) {
-  table["ld." + type] = {load<T, 1>, 2};
-  table["ld.v2." + type] = {load<T, 2>, 3};
-  table["st." + type] = {store<T, 1>, 2};
-  table["st.v2." + type] = {store<T, 2>, 3};
+  table["ld." + type] = load<T, 1>;
+  table["ld.v2." + type] = load<T, 2>;
+  table["st." + type] = store<T, 1>;
+  table["st.v2." + type] = store<T, 2>;
   if constexpr (sizeof(T) <= 4) {
-    table["ld.v4." + type] = {load<T, 4>, 5};
-    table["st.v4." + type] = {store<T, 4>, 5};
+    table["ld.v4." + type] = load<T, 4>;
+    table["st.v4." + type] = store<T, 4>;
   }
 }
 
 template <class T>
 void add_compares(Table& table, const std::string& type) {
-  table["setp.eq." + type] = {compare<T, kEq>, 3};
-  table["setp.ne." + type] = {compare<T, kOrdered<kNe>>, 3};
-  table["setp.lt." + type] = {compare<T, kLt>, 3};
-  table["setp.le." + type] = {compare<T, kLe>, 3};
-  table["setp.gt." + type] = {compare<T, kGt>, 3};
-  table["setp.ge." + type] = {compare<T, kGe>, 3};
+  table["setp.eq." + type] = compare<T, kEq>;
+  table["setp.ne." + type] = compare<T, kOrdered<kNe>>;
+  table["setp.lt." + type] = compare<T, kLt>;
+  table["setp.le." + type] = compare<T, kLe>;
+  table["setp.gt." + type] = compare<T, kGt>;
+  table["setp.ge." + type] = compare<T, kGe>;
 }
 
 // Bits: u32 and b32.
 template <class T>
 void add_bits(Table& table, const std::string& width) {
   for (const char* kind : {"b", "u", "s"}) {
-    table["mov." + (kind + width)] = {move<T>, 2};
-    table["selp." + (kind + width)] = {select<T>, 4};
+    table["mov." + (kind + width)] = move<T>;
+    table["selp." + (kind + width)] = select<T>;
   }
-  table["and.b" + width] = {binary<T, kAnd>, 3};
-  table["or.b" + width] = {binary<T, kOr>, 3};
-  table["xor.b" + width] = {binary<T, kXor>, 3};
-  table["not.b" + width] = {unary<T, kNot>, 2};
-  table["shl.b" + width] = {shift_left<T>, 3};
+  table["and.b" + width] = binary<T, kAnd>;
+  table["or.b" + width] = binary<T, kOr>;
+  table["xor.b" + width] = binary<T, kXor>;
+  table["not.b" + width] = unary<T, kNot>;
+  table["shl.b" + width] = shift_left<T>;
   add_compares<T>(table, "b" + width);
   add_memory<T>(table, "b" + width);
 }
 
-// `wrap`: arithmetic that wraps is that of unsigned numbers, for both.
+// `Wrap`: arithmetic that wraps is that of unsigned numbers, for both.
 template <class T>
 void add_integers(Table& table, const std::string& type) {
   using Wrap = std::make_unsigned_t<T>;
-  table["add." + type] = {binary<Wrap, kAdd>, 3};
-  table["sub." + type] = {binary<Wrap, kSub>, 3};
-  table["mul.lo." + type] = {binary<Wrap, kMulWrap>, 3};
-  table["mad.lo." + type] = {ternary<Wrap, kMulAdd>, 4};
-  table["neg." + type] = {unary<Wrap, kNeg>, 2};
-  table["min." + type] = {binary<T, kMin>, 3};
-  table["max." + type] = {binary<T, kMax>, 3};
-  table["shr." + type] = {shift_right<T>, 3};
+  table["add." + type] = binary<Wrap, kAdd>;
+  table["sub." + type] = binary<Wrap, kSub>;
+  table["mul.lo." + type] = binary<Wrap, kMulWrap>;
+  table["mad.lo." + type] = ternary<Wrap, kMulAdd>;
+  table["neg." + type] = unary<Wrap, kNeg>;
+  table["min." + type] = binary<T, kMin>;
+  table["max." + type] = binary<T, kMax>;
+  table["shr." + type] = shift_right<T>;
   add_compares<T>(table, type);
   add_memory<T>(table, type);
   if constexpr (sizeof(T) >= 4) {
-    table["atom.add." + type] = {atomic<Wrap, kAdd>, 3};
-    table["atom.min." + type] = {atomic<T, kMin>, 3};
-    table["atom.max." + type] = {atomic<T, kMax>, 3};
+    table["atom.add." + type] = atomic<Wrap, kAdd>;
+    table["atom.min." + type] = atomic<T, kMin>;
+    table["atom.max." + type] = atomic<T, kMax>;
   }
 }
 
 template <class T>
 void add_floats(Table& table, const std::string& type) {
-  table["mov." + type] = {move<T>, 2};
-  table["selp." + type] = {select<T>, 4};
-  table["add.rn." + type] = {binary<T, kAdd>, 3};
-  table["sub.rn." + type] = {binary<T, kSub>, 3};
-  table["mul.rn." + type] = {binary<T, kMul>, 3};
-  table["div.rn." + type] = {binary<T, kDiv>, 3};
-  table["fma.rn." + type] = {ternary<T, kFma>, 4};
-  table["sqrt.rn." + type] = {unary<T, kSqrt>, 2};
-  table["rcp.rn." + type] = {unary<T, kRcp>, 2};
-  table["neg." + type] = {unary<T, kNeg>, 2};
-  table["abs." + type] = {unary<T, kAbs>, 2};
-  table["min." + type] = {binary<T, kMinFloat>, 3};
-  table["max." + type] = {binary<T, kMaxFloat>, 3};
+  table["mov." + type] = move<T>;
+  table["selp." + type] = select<T>;
+  table["add.rn." + type] = binary<T, kAdd>;
+  table["sub.rn." + type] = binary<T, kSub>;
+  table["mul.rn." + type] = binary<T, kMul>;
+  table["div.rn." + type] = binary<T, kDiv>;
+  table["fma.rn." + type] = ternary<T, kFma>;
+  table["sqrt.rn." + type] = unary<T, kSqrt>;
+  table["rcp.rn." + type] = unary<T, kRcp>;
+  table["neg." + type] = unary<T, kNeg>;
+  table["abs." + type] = unary<T, kAbs>;
+  table["min." + type] = binary<T, kMinFloat>;
+  table["max." + type] = binary<T, kMaxFloat>;
   add_compares<T>(table, type);
-  table["setp.equ." + type] = {compare<T, kOrUnordered<kEq>>, 3};
-  table["setp.neu." + type] = {compare<T, kNe>, 3};
-  table["setp.ltu." + type] = {compare<T, kOrUnordered<kLt>>, 3};
-  table["setp.leu." + type] = {compare<T, kOrUnordered<kLe>>, 3};
-  table["setp.gtu." + type] = {compare<T, kOrUnordered<kGt>>, 3};
-  table["setp.geu." + type] = {compare<T, kOrUnordered<kGe>>, 3};
+  table["setp.equ." + type] = compare<T, kOrUnordered<kEq>>;
+  table["setp.neu." + type] = compare<T, kNe>;
+  table["setp.ltu." + type] = compare<T, kOrUnordered<kLt>>;
+  table["setp.leu." + type] = compare<T, kOrUnordered<kLe>>;
+  table["setp.gtu." + type] = compare<T, kOrUnordered<kGt>>;
+  table["setp.geu." + type] = compare<T, kOrUnordered<kGe>>;
   add_memory<T>(table, type);
 }
 
 template <class From>
 void add_conversions(Table& table, const std::string& from) {
-  table["cvt.u16." + from] = {convert<std::uint16_t, From>, 2};
-  table["cvt.s16." + from] = {convert<std::int16_t, From>, 2};
-  table["cvt.u32." + from] = {convert<std::uint32_t, From>, 2};
-  table["cvt.s32." + from] = {convert<std::int32_t, From>, 2};
-  table["cvt.u64." + from] = {convert<std::uint64_t, From>, 2};
-  table["cvt.s64." + from] = {convert<std::int64_t, From>, 2};
-  table["cvt.rn.f32." + from] = {convert<float, From>, 2};
-  table["cvt.rn.f64." + from] = {convert<double, From>, 2};
+  table["cvt.u16." + from] = convert<std::uint16_t, From>;
+  table["cvt.s16." + from] = convert<std::int16_t, From>;
+  table["cvt.u32." + from] = convert<std::uint32_t, From>;
+  table["cvt.s32." + from] = convert<std::int32_t, From>;
+  table["cvt.u64." + from] = convert<std::uint64_t, From>;
+  table["cvt.s64." + from] = convert<std::int64_t, From>;
+  table["cvt.rn.f32." + from] = convert<float, From>;
+  table["cvt.rn.f64." + from] = convert<double, From>;
 }
 
 Table make_table() {
@@ -300,35 +307,35 @@ Table make_table() {
   add_conversions<std::int32_t>(table, "s32");
   add_conversions<std::uint64_t>(table, "u64");
   add_conversions<std::int64_t>(table, "s64");
-  table["cvt.rn.f32.f64"] = {convert<float, double>, 2};
-  table["cvt.f64.f32"] = {convert<double, float>, 2};
-  table["cvt.rzi.s32.f32"] = {float_to_int, 2};
-  table["mul.wide.u32"] = {multiply_wide<std::uint64_t, std::uint32_t>, 3};
-  table["mul.wide.s32"] = {multiply_wide<std::int64_t, std::int32_t>, 3};
-  table["mul.wide.u16"] = {multiply_wide<std::uint32_t, std::uint16_t>, 3};
-  table["mul.wide.s16"] = {multiply_wide<std::int32_t, std::int16_t>, 3};
-  table["prmt.b32"] = {permute, 4};
-  table["pack.b32"] = {pack<std::uint16_t, std::uint32_t>, 3};
-  table["pack.b64"] = {pack<std::uint32_t, std::uint64_t>, 3};
-  table["unpack.b32"] = {unpack<std::uint16_t, std::uint32_t>, 3};
-  table["unpack.b64"] = {unpack<std::uint32_t, std::uint64_t>, 3};
+  table["cvt.rn.f32.f64"] = convert<float, double>;
+  table["cvt.f64.f32"] = convert<double, float>;
+  table["cvt.rzi.s32.f32"] = float_to_int;
+  table["mul.wide.u32"] = multiply_wide<std::uint64_t, std::uint32_t>;
+  table["mul.wide.s32"] = multiply_wide<std::int64_t, std::int32_t>;
+  table["mul.wide.u16"] = multiply_wide<std::uint32_t, std::uint16_t>;
+  table["mul.wide.s16"] = multiply_wide<std::int32_t, std::int16_t>;
+  table["prmt.b32"] = permute;
+  table["pack.b32"] = pack<std::uint16_t, std::uint32_t>;
+  table["pack.b64"] = pack<std::uint32_t, std::uint64_t>;
+  table["unpack.b32"] = unpack<std::uint16_t, std::uint32_t>;
+  table["unpack.b64"] = unpack<std::uint32_t, std::uint64_t>;
   // A true one that is written out is -1.
-  table["mov.pred"] = {unary<std::uint64_t, kIsTrue>, 2};
-  table["and.pred"] = {binary<std::uint64_t, kBoth>, 3};
-  table["or.pred"] = {binary<std::uint64_t, kEither>, 3};
-  table["xor.pred"] = {binary<std::uint64_t, kOneOf>, 3};
-  table["not.pred"] = {unary<std::uint64_t, kIsFalse>, 2};
+  table["mov.pred"] = unary<std::uint64_t, kIsTrue>;
+  table["and.pred"] = binary<std::uint64_t, kBoth>;
+  table["or.pred"] = binary<std::uint64_t, kEither>;
+  table["xor.pred"] = binary<std::uint64_t, kOneOf>;
+  table["not.pred"] = unary<std::uint64_t, kIsFalse>;
   // Addresses are the host's.
-  table["cvta.to.global.u64"] = {move<std::uint64_t>, 2};
-  table["cvta.local.u64"] = {move<std::uint64_t>, 2};
+  table["cvta.to.global.u64"] = move<std::uint64_t>;
+  table["cvta.local.u64"] = move<std::uint64_t>;
   for (const char* name : {"bra", "bra.uni"}) {
-    table[name] = {[](Thread& t, const Instruction& i) { t.jump(i.target); }, 0};
+    table[name] = {0, [](Thread& t, const Instruction& i) { t.pc = i.target; }};
   }
-  table["ret"] = {[](Thread& t, const Instruction&) { t.exit(); }, 0};
-  table["bar.sync"] = {barrier, 1};
-  table["shfl.sync.down.b32"] = {shuffle_down, 6};
-  table["shfl.sync.bfly.b32"] = {shuffle_bfly, 6};
-  table["redux.sync.max.u32"] = {reduce_max, 3};
+  table["ret"] = {0, [](Thread& t, const Instruction&) { t.state = Thread::State::kExited; }};
+  table["bar.sync"] = meet(Meeting::kBarrier, 1);
+  table["shfl.sync.down.b32"] = meet(Meeting::kShuffleDown, 6);
+  table["shfl.sync.bfly.b32"] = meet(Meeting::kShuffleBfly, 6);
+  table["redux.sync.max.u32"] = meet(Meeting::kReduceMax, 3);
   return table;
 }
 

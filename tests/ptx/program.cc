@@ -32,10 +32,6 @@ std::vector<std::string> operands_of(const std::string& text) {
   return list;
 }
 
-std::size_t bytes_of_type(const std::string& type) {  // "u32", "b8"
-  return std::stoul(type.substr(1)) / 8;
-}
-
 std::size_t aligned(std::size_t at, std::size_t to) { return (at + to - 1) / to * to; }
 
 class Parser {
@@ -88,28 +84,42 @@ class Parser {
     return std::move(kernel_);
   }
 
-  // .param .align 8 .b8 name[64]   or   .param .u64 name
+  // .param .u64 name   or   .shared .align 8 .b8 name[64]: lays it out behind what is there.
+  struct Declared {
+    std::string name;
+    std::size_t at = 0, bytes = 0;
+  };
+  static Declared declare(const std::string& text, std::size_t& end) {
+    std::istringstream words(text);
+    std::string space, type;
+    Declared d;
+    std::size_t align = 0;
+    words >> space >> type;
+    if (type == ".align") words >> align >> type;
+    words >> d.name;
+    d.bytes = std::stoul(type.substr(2)) / 8;  // ".u64"
+    if (align == 0) align = d.bytes;
+    if (const auto bracket = d.name.find('['); bracket != std::string::npos) {
+      d.bytes *= std::stoul(d.name.substr(bracket + 1));
+      d.name.resize(bracket);
+    }
+    d.at = aligned(end, align);
+    end = d.at + d.bytes;
+    return d;
+  }
+
   void read_parameters() {
     while (next() && line_ != ")") {
-      std::istringstream words(line_);
-      std::string word, type, name;
-      std::size_t align = 0, bytes = 0;
-      words >> word;
-      if (word != ".param") fail("unknown parameter");
-      words >> type;
-      if (type == ".align") words >> align >> type;
-      words >> name;
-      if (name.ends_with(',')) name.pop_back();
-      bytes = bytes_of_type(type.substr(1));
-      if (const auto bracket = name.find('['); bracket != std::string::npos) {
-        bytes *= std::stoul(name.substr(bracket + 1));
-        name.resize(bracket);
-      }
-      const std::size_t at = aligned(kernel_.parameter_bytes, align == 0 ? bytes : align);
-      kernel_.parameters.push_back({at, bytes});
-      kernel_.parameter_bytes = at + bytes;
-      symbols_[name] = {Constant::Kind::kParam, at};
+      if (!line_.starts_with(".param ")) fail("unknown parameter");
+      if (line_.ends_with(',')) line_.pop_back();
+      const Declared d = declare(line_, kernel_.parameter_bytes);
+      kernel_.parameters.push_back({d.at, d.bytes});
+      symbols_[d.name] = {Constant::Kind::kParam, d.at};
     }
+  }
+  void read_variable(const std::string& statement, Constant::Kind kind, std::size_t& bytes) {
+    const Declared d = declare(statement, bytes);
+    symbols_[d.name] = {kind, d.at};
   }
 
   void read_statement() {
@@ -120,8 +130,12 @@ class Parser {
     if (!line_.ends_with(';')) fail("a statement that goes on in the next line");
     const std::string statement = trimmed(line_.substr(0, line_.size() - 1));
     if (statement.starts_with(".reg ")) return read_registers(statement);
-    if (statement.starts_with(".shared ")) return read_variable(statement, kernel_.shared_bytes);
-    if (statement.starts_with(".local ")) return read_variable(statement, kernel_.local_bytes);
+    if (statement.starts_with(".shared ")) {
+      return read_variable(statement, Constant::Kind::kShared, kernel_.shared_bytes);
+    }
+    if (statement.starts_with(".local ")) {
+      return read_variable(statement, Constant::Kind::kLocal, kernel_.local_bytes);
+    }
     if (statement.starts_with(".pragma ")) return;
     if (statement.starts_with('.')) fail("unknown directive");
     read_instruction(statement);
@@ -137,23 +151,6 @@ class Parser {
     }
     registers_[name] = kernel_.registers;
     kernel_.registers += count;
-  }
-
-  // .shared .align 8 .b8 name[560]   or   .shared .align 8 .u64 name
-  void read_variable(const std::string& statement, std::size_t& bytes) {
-    std::istringstream words(statement);
-    std::string space, word, type, name;
-    std::size_t align = 0;
-    words >> space >> word >> align >> type >> name;
-    if (word != ".align") fail("unknown variable");
-    std::size_t size = bytes_of_type(type.substr(1));
-    if (const auto bracket = name.find('['); bracket != std::string::npos) {
-      size *= std::stoul(name.substr(bracket + 1));
-      name.resize(bracket);
-    }
-    const std::size_t at = aligned(bytes, align);
-    bytes = at + size;
-    symbols_[name] = {space == ".shared" ? Constant::Kind::kShared : Constant::Kind::kLocal, at};
   }
 
   int register_of(const std::string& name) const {
@@ -249,6 +246,7 @@ class Parser {
     if (entry.run == nullptr) fail("unknown instruction");
     if (entry.operands != i.count) fail("another number of operands");
     i.run = entry.run;
+    i.meeting = entry.meeting;
     kernel_.code.push_back(std::move(i));
   }
 

@@ -21,11 +21,15 @@ class Thread;
 struct Instruction;
 using Operation = void (*)(Thread&, const Instruction&);
 
+// Instructions that a warp or a block runs together: a thread that meets one waits there.
+enum class Meeting { kNone, kBarrier, kShuffleDown, kShuffleBfly, kReduceMax };
+
 enum class Space { kGeneric, kGlobal, kShared, kLocal, kParam };
 
 // Operands are slots of a thread: its registers, and behind them what it reads only.
 struct Instruction {
   Operation run = nullptr;
+  Meeting meeting = Meeting::kNone;
   int guard = -1;        // slot of a predicate; -1: always
   bool negated = false;  // of the guard
   std::array<int, 6> slots{};
@@ -65,8 +69,9 @@ std::map<std::string, Kernel> parse(const std::string& text);
 std::string common_name(const std::string& mangled);
 
 struct Entry {
-  Operation run = nullptr;  // nullptr: there is no such instruction here
   int operands = 0;         // vectors count as their elements
+  Operation run = nullptr;  // nullptr: there is no such instruction here
+  Meeting meeting = Meeting::kNone;
 };
 Entry operation(const std::string& opcode);
 

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -28,17 +29,15 @@ constexpr int kMultiprocessors = 2;
 
 struct Runtime {
   std::mutex mutex;
-  std::map<std::uintptr_t, std::size_t> memory;
+  std::vector<Region> memory;  // sorted
   std::size_t used = 0;
   std::map<const void*, std::string> names;  // of kernels, by what stands for them on the host
   unsigned launches = 0;
   std::map<std::string, std::vector<bool>> met;  // by kernel
 
   bool contains(const void* data, std::size_t bytes) {
-    const auto at = reinterpret_cast<std::uintptr_t>(data);
     std::lock_guard lock(mutex);
-    auto next = memory.upper_bound(at);
-    return next != memory.begin() && at + bytes <= std::prev(next)->first + std::prev(next)->second;
+    return find(memory, reinterpret_cast<std::uintptr_t>(data), bytes) != nullptr;
   }
 };
 Runtime& runtime() {
@@ -97,7 +96,7 @@ void launch(const std::string& name, const Configuration& on, void** arguments) 
   unsigned seed = 0;
   {
     std::lock_guard lock(runtime().mutex);
-    for (const auto& [begin, bytes] : runtime().memory) regions.push_back({begin, begin + bytes});
+    regions = runtime().memory;
     seed = ++runtime().launches;
   }
   const std::vector<bool> met = run(kernel->second, {.grid_x = on.grid.x,
@@ -190,17 +189,21 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   *data = std::aligned_alloc(kGap, whole);
   if (*data == nullptr) return failed(cudaErrorMemoryAllocation, "out of memory");
   std::memset(*data, 0xA5, whole);
-  runtime().memory[reinterpret_cast<std::uintptr_t>(*data)] = bytes;
+  const auto begin = reinterpret_cast<std::uintptr_t>(*data);
+  auto& memory = runtime().memory;
+  memory.insert(std::ranges::upper_bound(memory, begin, {}, &Region::begin), {begin, bytes});
   runtime().used += bytes;
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   if (data == nullptr) return cudaSuccess;
   std::lock_guard lock(runtime().mutex);
-  const auto found = runtime().memory.find(reinterpret_cast<std::uintptr_t>(data));
-  if (found == runtime().memory.end()) return failed(cudaErrorInvalidValue, "not from cudaMalloc");
-  runtime().used -= found->second;
-  runtime().memory.erase(found);
+  auto& memory = runtime().memory;
+  const auto found =
+      std::ranges::find(memory, reinterpret_cast<std::uintptr_t>(data), &Region::begin);
+  if (found == memory.end()) return failed(cudaErrorInvalidValue, "not from cudaMalloc");
+  runtime().used -= found->bytes;
+  memory.erase(found);
   std::free(data);
   return cudaSuccess;
 }
