@@ -39,10 +39,10 @@ install_python() {  # requirements file, the modules that tell whether it is ins
   if [ ! -x "$VENV/bin/python" ]; then
     say "making the virtual environment $VENV"
     python3 -m venv "$VENV"
+    "$VENV/bin/pip" install --quiet --disable-pip-version-check wheel  # or pip warns of how DeepSpeed is built
   fi
   "$VENV/bin/python" -c 'import sys, importlib.util as u; sys.exit(any(u.find_spec(m) is None for m in sys.argv[1:]))' "$@" && return
   say "installing $file from PyPI (with torch about 3 GB; minutes on a slow line)"
-  "$VENV/bin/pip" install --quiet --disable-pip-version-check wheel  # or pip warns of how DeepSpeed is built
   "$VENV/bin/pip" install --quiet --disable-pip-version-check -r "$file"
 }
 

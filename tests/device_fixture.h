@@ -26,6 +26,11 @@ inline std::vector<Device*> device_list() {
 class DeviceTest : public testing::TestWithParam<Device*> {
  protected:
   Device& device() { return *GetParam(); }
+  // What it is compared with.
+  static Device& cpu() {
+    static const std::unique_ptr<Device> device = make_cpu_device();
+    return *device;
+  }
 
   Buffer upload(const void* host, std::size_t bytes) {
     Buffer memory(device().allocator(), Component::kTransient, bytes);

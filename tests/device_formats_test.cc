@@ -45,9 +45,8 @@ class DeviceFormats : public test::DeviceTest {
   // `call(device, memory)` makes one call.
   template <class F>
   void expect_same(F call) {
-    static const std::unique_ptr<Device> cpu = make_cpu_device();
-    Memory here(*cpu), there(device());
-    call(*cpu, here);
+    Memory here(cpu()), there(device());
+    call(cpu(), here);
     call(device(), there);
     const std::string expected = here.bytes(), got = there.bytes();
     const auto at = std::mismatch(got.begin(), got.end(), expected.begin()).first - got.begin();
@@ -246,10 +245,9 @@ TEST_P(DeviceFormats, TheLargestIsFoundWhereverItIs) {
     codes.encode(cpu_ops(), x);
     const auto expect_found = [&](auto call) {
       Memory memory(device());
-      std::uint32_t found = 0, *amax = memory.put_amax();
+      std::uint32_t* amax = memory.put_amax();
       call(memory, amax);
-      device().download(&found, amax, sizeof found);
-      EXPECT_EQ(found, 0x40A00000u) << at;  // 5.0f
+      EXPECT_EQ(memory.get(amax), 0x40A00000u) << at;  // 5.0f
     };
     expect_found([&](Memory& memory, std::uint32_t* amax) {
       device().recode({.in = {.part = {Storage::kFp32, memory.put(x), nullptr}, .residual = {}},
@@ -364,7 +362,6 @@ TEST_P(DeviceFormats, MastersAreSplitJoinedAndFollow) {
 
 // Limbs may be carried differently: their value is what counts.
 TEST_P(DeviceFormats, SquaresOfEveryFormat) {
-  static const std::unique_ptr<Device> cpu = make_cpu_device();
   for (const Storage storage : kAllStorages) {
     for (const int block : test::kBlockSizes) {
       const std::int64_t n = 9 * block;
@@ -375,7 +372,7 @@ TEST_P(DeviceFormats, SquaresOfEveryFormat) {
           Memory memory(d);
           std::vector<std::int64_t> limbs(ExactLimbs::kWords);
           auto* words = memory.put(limbs);
-          std::uint32_t amax = 0, *largest = memory.put_amax();
+          std::uint32_t* largest = memory.put_amax();
           d.sum_squares({.x = memory.put(x),
                          .residual = feedback ? memory.put(rest) : View{},
                          .factor = 0.7f,
@@ -383,11 +380,10 @@ TEST_P(DeviceFormats, SquaresOfEveryFormat) {
                          .block = block,
                          .limbs = words,
                          .amax = largest});
-          d.download(limbs.data(), words, limbs.size() * sizeof(std::int64_t));
-          d.download(&amax, largest, sizeof amax);
-          return std::pair(ExactSum(limbs.data()).value(), amax);
+          return std::pair(ExactSum(memory.get(words, limbs.size()).data()).value(),
+                           memory.get(largest));
         };
-        EXPECT_EQ(sum_on(device()), sum_on(*cpu));
+        EXPECT_EQ(sum_on(device()), sum_on(cpu()));
       }
     }
   }

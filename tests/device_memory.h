@@ -39,6 +39,17 @@ class Memory {
                 static_cast<std::size_t>(shift) * size),
             nullptr};
   }
+  // `count` numbers at what put() returned.
+  template <class T>
+  std::vector<T> get(const T* data, std::size_t count) {
+    std::vector<T> host(count);
+    device_.download(host.data(), data, count * sizeof(T));
+    return host;
+  }
+  template <class T>
+  T get(const T* data) {
+    return get(data, 1).front();
+  }
   std::uint32_t* put_amax() { return put(std::vector<std::uint32_t>(1)); }
   std::string bytes() {
     std::string all;

@@ -5,45 +5,15 @@
 #include <cstring>
 
 #include "src/optim/exact_sum.h"
-#include "tests/device_fixture.h"
+#include "tests/device_memory.h"
 #include "zerofp8/random.h"
 
 namespace zerofp8 {
 namespace {
 
-class DeviceStepTest : public test::DeviceTest {
- protected:
-  static Device& cpu() {
-    static const std::unique_ptr<Device> device = make_cpu_device();
-    return *device;
-  }
-};
+using test::Memory;
+class DeviceStepTest : public test::DeviceTest {};
 ZEROFP8_ON_ALL_DEVICES(DeviceStepTest);
-
-// Host values in a device's memory.
-template <class T>
-class There {
- public:
-  There(Device& device, const std::vector<T>& host)
-      : device_(device),
-        size_(host.size()),
-        memory_(device.allocator(), Component::kTransient, host.size() * sizeof(T)) {
-    device.upload(memory_.data(), host.data(), memory_.size());
-  }
-  There(Device& device, const T& one) : There(device, std::vector<T>{one}) {}
-  T* data() { return memory_.template as<T>(); }
-  std::vector<T> values() {
-    std::vector<T> host(size_);
-    device_.download(host.data(), memory_.data(), memory_.size());
-    return host;
-  }
-  T value() { return values().front(); }
-
- private:
-  Device& device_;
-  std::size_t size_;
-  Buffer memory_;
-};
 
 bool same(const StepPart& a, const StepPart& b) {
   return std::equal(std::begin(a.squares), std::end(a.squares), b.squares) &&
@@ -88,21 +58,19 @@ TEST_P(DeviceStepTest, PartsAreMade) {
         for (int i = n / 3; i < n; ++i) spoil(i, i % 2, 0x7F800001u);
       }
       const auto part_on = [&](Device& d) {
-        There<std::int64_t> squares(d, squares_of(std::uint64_t(kind)));
-        There<std::uint32_t> all(d, maxima), refusal(d, std::uint32_t(kind == 2 ? 4 : 0));
-        There<std::uint64_t> digest(d, std::uint64_t{0x123456789ABCDEF});
-        There<StepState> state(d, StepState{.applied = std::uint64_t(n), .skipped = 2});
-        There<StepPart> out(d, StepPart{});
-        d.make_part({.squares = squares.data(),
-                     .maxima = all.data(),
-                     .parameters = n,
-                     .data_rank = 3,
-                     .slice = 1,
-                     .digest = digest.data(),
-                     .refusal = refusal.data(),
-                     .state = state.data(),
-                     .out = out.data()});
-        return out.value();
+        Memory memory(d);
+        StepPart* out = memory.put(std::vector{StepPart{}});
+        d.make_part(
+            {.squares = memory.put(squares_of(std::uint64_t(kind))),
+             .maxima = memory.put(maxima),
+             .parameters = n,
+             .data_rank = 3,
+             .slice = 1,
+             .digest = memory.put(std::vector<std::uint64_t>{0x123456789ABCDEF}),
+             .refusal = memory.put(std::vector<std::uint32_t>{kind == 2 ? 4u : 0u}),
+             .state = memory.put(std::vector{StepState{.applied = std::uint64_t(n), .skipped = 2}}),
+             .out = out});
+        return memory.get(out);
       };
       const StepPart part = part_on(device());
       EXPECT_TRUE(same(part, part_on(cpu()))) << n << " parameters, kind " << kind;
@@ -135,10 +103,11 @@ TEST_P(DeviceStepTest, PartsAreCombined) {
         if (kind >= 4) last.bad = 1, last.bad_rank = 9, last.bad_slice = 8, last.bad_parameter = 7;
         if (kind >= 5) parts[0].bad = kind - 4, parts[0].bad_rank = 1, parts[0].bad_parameter = 2;
         const auto total_on = [&](Device& d) {
-          There<StepPart> all(d, parts), out(d, StepPart{});
+          Memory memory(d);
+          StepPart* out = memory.put(std::vector{StepPart{}});
           d.combine_parts(
-              {.parts = all.data(), .count = count, .compare = compare, .out = out.data()});
-          return out.value();
+              {.parts = memory.put(parts), .count = count, .compare = compare, .out = out});
+          return memory.get(out);
         };
         const StepPart total = total_on(device());
         EXPECT_TRUE(same(total, total_on(cpu()))) << count << " " << kind << " " << compare;
@@ -175,17 +144,16 @@ TEST_P(DeviceStepTest, StepsAreDecided) {
       }
       for (const double max_norm : {0.0, 0.5}) {
         const auto decided_on = [&](Device& d) {
-          There<StepPart> part(d, total);
-          There<HyperParameters> hyper(d, groups);
-          There<ParameterStep> all(d, steps);
-          There<StepState> state(d, StepState{.applied = 5, .skipped = 1});
-          d.decide({.total = part.data(),
+          Memory memory(d);
+          ParameterStep* all = memory.put(steps);
+          StepState* state = memory.put(std::vector{StepState{.applied = 5, .skipped = 1}});
+          d.decide({.total = memory.put(std::vector{total}),
                     .max_norm = max_norm,
-                    .groups = hyper.data(),
+                    .groups = memory.put(groups),
                     .parameters = n,
-                    .steps = all.data(),
-                    .state = state.data()});
-          return std::pair(all.values(), state.value());
+                    .steps = all,
+                    .state = state});
+          return std::pair(memory.get(all, steps.size()), memory.get(state));
         };
         const auto [got, state] = decided_on(device());
         const auto [expected, expected_state] = decided_on(cpu());
