@@ -69,7 +69,7 @@ TEST(KeyTable, EveryKeyRefusesTheWrongTypes) {
     if (!key.limits.takes_null) wrong.push_back("null");
     if (!key.limits.takes_auto && key.standard != "auto") wrong.push_back("\"auto\"");
     if (key.type == KeyType::kInteger || key.type == KeyType::kNumber) {
-      wrong.insert(wrong.end(), {"-1", "\"5e8\"", "NaN", "-0.5"});
+      wrong.insert(wrong.end(), {"-1", "\"5e8\"", "NaN", "Infinity", "-Infinity", "-0.5"});
     }
     for (const std::string& value : wrong) {
       if (key.type == KeyType::kList && value == list) continue;
@@ -77,7 +77,7 @@ TEST(KeyTable, EveryKeyRefusesTheWrongTypes) {
       EXPECT_FALSE(error.given().empty()) << key.path << " " << value;
       EXPECT_FALSE(error.allowed().empty()) << key.path << " " << value;
       EXPECT_FALSE(error.fix().empty()) << key.path << " " << value;
-      const bool lexical = value == "1e400" || value == "NaN";  // not even JSON
+      const bool lexical = value == "1e400";  // not even JSON
       EXPECT_EQ(error.pointer(), lexical ? "test.json" : std::string(key.path)) << value;
     }
   }
@@ -282,6 +282,38 @@ TEST(Parser, BadTextNamesSourceLineAndColumn) {
     EXPECT_FALSE(mentions(error.what(), "json.exception")) << text;
   }
   EXPECT_MENTIONS(parse_error("{\n\n  \"a\" 1}").given(), "line 3");
+}
+
+// As Python's json writes them; accelerate puts Infinity into every config.
+TEST(Parser, TakesNonFiniteNumbersInKeysOfTheTrainer) {
+  const Config config = Config::parse(R"({
+      // NaN, "Infinity
+      "steps_per_print": Infinity, "wandb": {"a": [NaN, -Infinity, "NaN", 1], /* " */ "b": "\"NaN"},
+      "scheduler": {"params": {"Infinity": Infinity}}})");
+  const std::string text = config.canonical();
+  EXPECT_MENTIONS(text, "\"steps_per_print\": Infinity");
+  EXPECT_MENTIONS(text, "\"Infinity\": Infinity");
+  EXPECT_MENTIONS(text, "\"b\": \"\\\"NaN\"");
+  EXPECT_MENTIONS(text, "NaN,\n      -Infinity,\n      \"NaN\",\n      1");
+  EXPECT_EQ(Config::parse(text).canonical(), text);
+}
+
+TEST(Parser, RefusesNonFiniteNumbersElsewhere) {
+  for (const char* value : {"Infinity", "-Infinity", "NaN"}) {
+    for (const char* path : {"/gradient_clipping", "/train_batch_size", "/optimizer/params/lr",
+                             "/fp16/loss_scale", "/zero_optimization/reduce_bucket_size"}) {
+      const ConfigError error = parse_error(document(path, value));
+      EXPECT_EQ(error.pointer(), path);
+      EXPECT_EQ(error.given(), value);
+    }
+    EXPECT_MENTIONS(parse_error(std::string("{") + value + ": 1}").given(), "key's name");
+  }
+  for (const char* text : {"{\"a\": infinity}", "{\"a\": +Infinity}", "{\"a\": NaN1}",
+                           "{\"a\": --NaN}", "{\"a\": Infinity", "{\"a\": -InfinityX}"}) {
+    EXPECT_MENTIONS(parse_error(text).given(), "line 1, column") << text;
+  }
+  // The column is that of the text as written.
+  EXPECT_MENTIONS(parse_error("{\"steps_per_print\": Infinity,, }").given(), "column 30");
 }
 
 TEST(Parser, OnlyAnObjectIsAConfig) {

@@ -36,7 +36,7 @@ bool is_choice(const Key& key, std::string_view text) {
 bool read_number(const Key& key, const JsonNode& node, double* out) {
   if (node.kind != Kind::kInteger && node.kind != Kind::kNumber) return false;
   *out = node.number;
-  return in_range(key.limits, node.number);
+  return std::isfinite(node.number) && in_range(key.limits, node.number);
 }
 
 // 5e8 is a whole number, 15099494.4 is not.

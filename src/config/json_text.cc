@@ -1,5 +1,6 @@
 // A parsed document as text: canonical for comparison, cut for messages.
 #include <algorithm>
+#include <cmath>
 
 #include "src/config/config_impl.h"
 #include "src/config/json_writer.h"
@@ -21,7 +22,11 @@ void write(JsonWriter& json, const JsonNode& node) {
       json.value(node.integer);
       return;
     case Kind::kNumber:
-      json.value(node.number);
+      if (std::isfinite(node.number)) {
+        json.value(node.number);
+      } else {
+        json.literal(node.text);  // as this parser and Python's json take it
+      }
       return;
     case Kind::kString:
       json.value(node.text);

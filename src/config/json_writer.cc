@@ -99,10 +99,12 @@ JsonWriter& JsonWriter::value(double number) {
   return *this;
 }
 
-JsonWriter& JsonWriter::null() {
+JsonWriter& JsonWriter::literal(std::string_view text) {
   before_value();
-  text_ += "null";
+  text_ += text;
   return *this;
 }
+
+JsonWriter& JsonWriter::null() { return literal("null"); }
 
 }  // namespace zerofp8

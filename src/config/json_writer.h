@@ -27,6 +27,7 @@ class JsonWriter {
   JsonWriter& value(int number) { return value(static_cast<std::int64_t>(number)); }
   JsonWriter& value(double number);  // whole numbers without a fraction; non-finite ones as null
   JsonWriter& null();
+  JsonWriter& literal(std::string_view text);  // as it is: no quotes
   template <class T>
   JsonWriter& field(std::string_view name, const T& item) {
     return key(name).value(item);

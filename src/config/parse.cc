@@ -2,12 +2,14 @@
 // the usual document type would silently keep the last of two equal keys.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "src/config/config_impl.h"
+#include "src/config/non_finite.h"
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
@@ -20,7 +22,7 @@ constexpr std::size_t kMaxDepth = 32;
 
 class TreeBuilder final : public nlohmann::json_sax<Json> {
  public:
-  explicit TreeBuilder(const std::string& source) : source_(source) {}
+  TreeBuilder(const std::string& source, const FiniteText& text) : source_(source), text_(text) {}
   JsonNode take() { return std::move(root_); }
 
   bool null() override { return add({}); }
@@ -38,6 +40,8 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
     return add({.kind = JsonNode::Kind::kNumber, .number = value, .text = text});
   }
   bool string(string_t& value) override {
+    const auto number = text_.numbers.find(strings_++);
+    if (number != text_.numbers.end()) return add_non_finite(number->second);
     return add({.kind = JsonNode::Kind::kString, .text = value});
   }
   bool binary(binary_t&) override { return false; }  // not in JSON text
@@ -47,6 +51,10 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
     Level& level = levels_.back();
+    if (text_.numbers.contains(strings_++)) {
+      throw ConfigError(pointer(), "a number in the place of a key's name", "a quoted name",
+                        "correct the text there");
+    }
     level.key = name;
     if (!level.seen.insert(name).second) {
       throw ConfigError(pointer(), "this key twice", "each key once in its object",
@@ -82,6 +90,10 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
                 .number = static_cast<double>(value),
                 .text = fmt::to_string(value)});
   }
+  bool add_non_finite(double value) {
+    const std::string_view name = std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+    return add({.kind = JsonNode::Kind::kNumber, .number = value, .text = std::string(name)});
+  }
   bool open(JsonNode::Kind kind) {
     if (levels_.size() >= kMaxDepth) {
       throw ConfigError(pointer(), "more than 32 nested levels", "at most 32", "nest less deeply");
@@ -106,6 +118,8 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
   }
 
   const std::string& source_;
+  const FiniteText& text_;
+  std::size_t strings_ = 0;  // that were read
   std::vector<Level> levels_;
   JsonNode root_;
 };
@@ -113,8 +127,9 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
 }  // namespace
 
 Config Config::parse(const std::string& text, const std::string& source) {
-  TreeBuilder builder(source);
-  Json::sax_parse(text, &builder, nlohmann::detail::input_format_t::json, /*strict=*/true,
+  const FiniteText finite = without_non_finite(text);
+  TreeBuilder builder(source, finite);
+  Json::sax_parse(finite.text, &builder, nlohmann::detail::input_format_t::json, /*strict=*/true,
                   /*ignore_comments=*/true);
   const JsonNode root = builder.take();
   auto impl = std::make_shared<Impl>();

@@ -17,7 +17,8 @@ A config is a DeepSpeed JSON file with a few more keys. Keys are given as JSON p
 `/bf16/enabled` is `{"bf16": {"enabled": ...}}`. Comments (`//` and `/* */`) are accepted. An
 unknown key, a key written twice, a quoted number or boolean and two keys that contradict each
 other are errors, found before anything is allocated or sent. `docs/config.schema.json` is the
-same table for editors.
+same table for editors. `Infinity`, `-Infinity` and `NaN`, as Python's json writes them, are taken
+in keys that only the trainer reads.
 
 An explicit key wins over the opt level, the level over the default. With no level and no key, O0
 applies. `"auto"` is accepted where the caller can supply the value, and is an error where it
