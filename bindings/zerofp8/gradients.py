@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from . import ddp
 from .errors import ArgumentError, ConfigError
 from .main_grad import MainGrads
 from .taken import StandIns, TakenGradient, remove_from
@@ -50,6 +51,8 @@ class GradientTaker:
         self._unhooked = list(range(len(parameters)))
         self._main = main_grads
         self._self = weakref.ref(self)
+        self.silenced = weakref.WeakSet()  # DistributedDataParallel that reduces these no longer
+        ddp.register(self)
         self._stand_ins = StandIns([n.parameter for n in parameters])
         self._model_hooks = [m.register_forward_hook(OutputWatcher(self._self, m))
                              for m in watched_modules(model)]
@@ -77,6 +80,7 @@ class GradientTaker:
 
     def close(self):
         """Remove all hooks: gradients stay in ``p.grad`` from now on."""
+        ddp.forget(self)
         for handle in self._model_hooks:
             handle.remove()
         for handles in self._hooks.values():

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from . import _C, capturable, configs, devices, groups, integrations, reduce_groups
+from . import _C, capturable, configs, ddp, devices, groups, integrations, reduce_groups
 from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
@@ -26,9 +26,9 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
     ----------
     model : torch.nn.Module
         On the CPU or one CUDA device, in FP32, BF16 or FP16 (FP32 parameters may stand beside
-        16-bit ones); one pipeline stage or tensor slice where the model is cut. Not wrapped in DDP
-        or FSDP. Weights of data rank 0 (of a reduce group's first rank) are sent to the other ones;
-        without reduce groups its frozen parameters and buffers, too.
+        16-bit ones); one pipeline stage or tensor slice where the model is cut. Not wrapped in
+        FSDP; DDP's reduction is taken out. Weights of data rank 0 (of a reduce group's first rank)
+        are sent to the other ones; without reduce groups its frozen parameters and buffers, too.
     optimizer : torch.optim.Adam or torch.optim.AdamW
         A template: its parameter groups are taken over, it never steps. A group may have
         ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:
@@ -126,6 +126,7 @@ class _Prepared:
         config, opt_level = configs.level_of(config, opt_level)
         check_model(model)
         check_template(template)
+        self.given, model = model, ddp.inner(model)
         self.model, self.template, self.layout = model, template, layout
         self.parameters = collect(model, template)
         name_slices(self.parameters, layout)
@@ -183,6 +184,9 @@ class _Prepared:
             capturable=self.capturable, log=_log))
         taker = GradientTaker(engine, self.parameters, self.main_grads, self.model,
                               self.integration, self.settings.accumulation_sharded)
+        ddp.silence_all(self.given, taker)
+        if not self.integration.ends_micro_batches:
+            ddp.mark(self.model, taker)
         if layout.rank == min(layout.data):
             logger.info("zerofp8: %s", configs.description(self.options))
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)

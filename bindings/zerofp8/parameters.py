@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _C
+from . import _C, ddp
 from .errors import ConfigError, UnsupportedError
 
 _DEVICES = ("cpu", "cuda")
@@ -106,32 +106,14 @@ def tie(parameter, name):
 
 
 def check_model(model):
-    """Refuse wrappers that reduce or shard gradients themselves."""
+    """Refuse wrappers that reduce or shard gradients themselves, but for DDP (see ddp.py)."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError("model", type(model).__name__, "a torch.nn.Module", "pass the module")
-    for module in model.modules():
-        kind = type(module).__name__
-        if kind in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
-            raise _wrapped(kind)
+    ddp.check_wrappers(model)
     for name, p in model.named_parameters():
         if type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor":
             raise ConfigError("model", f"parameter \"{name}\" is a DTensor (fully_shard or tensor "
                               "parallel)", "plain parameters", "do not shard it: zerofp8 does")
-
-
-def check_forward():
-    """Refuse a model that was wrapped after ``initialize``; called in its forward pass.
-
-    DDP would put its own average into ``p.grad`` after zerofp8 has taken the gradient.
-    """
-    kind = torch.nn.parallel.DistributedDataParallel
-    if getattr(kind, "_active_ddp_module", None) is not None:
-        raise _wrapped(kind.__name__)
-
-
-def _wrapped(kind):
-    return ConfigError("model", f"a module wrapped in {kind}, which reduces gradients itself",
-                       "the bare module", "remove the wrapper: zerofp8 reduces and shards")
 
 
 def check_template(optimizer):

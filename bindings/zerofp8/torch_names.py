@@ -11,7 +11,11 @@ TESTED_VERSIONS = ("2.11.0",)
 _NEEDED = (
     ("torch", "_C._current_graph_task_id", ()),
     ("torch", "_C._will_engine_execute_node", ()),
+    ("torch", "_disable_dynamo", ()),
     ("torch.nn.parallel", "DistributedDataParallel._active_ddp_module", ()),
+    ("torch.nn.parallel", "DistributedDataParallel._ddp_init_helper",
+     ("parameters", "expect_sparse_gradient", "param_to_name_mapping", "static_graph")),
+    ("torch.distributed", "Reducer._remove_autograd_hooks", ()),
     ("torch", "autograd.Variable._execution_engine.queue_callback", ()),
     ("torch", "_amp_foreach_non_finite_check_and_unscale_", ()),
     ("torch.distributed.distributed_c10d", "_get_default_store", ()),

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from .parameters import check_forward
+from . import ddp
 
 
 class OutputWatcher:
@@ -23,10 +23,10 @@ class OutputWatcher:
     def __call__(self, module, inputs, output):
         if module is not self._watched() or not torch.is_grad_enabled():
             return
-        check_forward()
         taker = self._taker()
         if taker is None:
             return
+        ddp.look(taker)
         taker.hook_new_parameters()
         for tensor in _tensors_of(output):
             if tensor.requires_grad and tensor.grad_fn is not None:

@@ -144,13 +144,13 @@ def test_ranks_that_differ():
 
 
 def test_wrapped_models():
-    class DistributedDataParallel(nn.Module):  # as torch's, which needs a group
+    class FullyShardedDataParallel(nn.Module):  # as torch's, which needs a group
         def __init__(self, module):
             super().__init__()
             self.module = module
 
-    model = DistributedDataParallel(linear())
-    with pytest.raises(zerofp8.ConfigError, match="the bare module"):
+    model = FullyShardedDataParallel(linear())
+    with pytest.raises(zerofp8.ConfigError, match="the bare module.*no fsdp_plugin"):
         zerofp8.initialize(model, adam(model), {})
 
 

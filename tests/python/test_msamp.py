@@ -6,7 +6,6 @@ import pytest
 import torch
 from ranks import run_ranks
 from reference import loss_of, seeded_model
-from torch.nn.parallel import DistributedDataParallel
 
 import zerofp8
 import zerofp8 as msamp
@@ -106,22 +105,6 @@ def test_ms_amp_arguments_that_do_not_fit():
         msamp.initialize(model, optimizer, opt_level="O1", use_te=True)
     with pytest.raises(zerofp8.ConfigError, match="O7"):
         msamp.initialize(model, optimizer, "O7")
-
-
-def wrapped(rank, before):
-    model = seeded_model(width=WIDTH)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    if before:
-        msamp.initialize(DistributedDataParallel(model), optimizer, opt_level="O1")
-    model, optimizer = msamp.initialize(model, optimizer, opt_level="O1")
-    loss_of(DistributedDataParallel(model), 0, rank, 0).backward()
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_ms_amp_with_ddp_is_an_error_that_says_so(before):
-    for error in run_ranks(2, wrapped, before, errors=True):
-        assert isinstance(error, zerofp8.ConfigError), error
-        assert "DistributedDataParallel" in str(error) and "remove the wrapper" in str(error)
 
 
 def test_a_copy_of_the_model_is_free():
