@@ -92,36 +92,6 @@ class PyEngine {
   std::shared_ptr<Engine> engine_;  // has communicators of its own, split from these
 };
 
-void bind_report(py::module_& m) {
-  py::class_<StepReport>(
-      m, "StepReport",
-      "What a step did: applied or not, norm, clip coefficient, loss scale, wire bytes.")
-      .def_readonly("applied", &StepReport::applied)
-      .def_readonly("step", &StepReport::step)
-      .def_readonly("skipped_steps", &StepReport::skipped_steps)
-      .def_readonly("micro_batches", &StepReport::micro_batches)
-      .def_readonly("grad_norm", &StepReport::grad_norm)
-      .def_readonly("clip_coefficient", &StepReport::clip_coefficient)
-      .def_readonly("clipped_norm", &StepReport::clipped_norm)
-      .def_readonly("loss_scale", &StepReport::loss_scale)
-      .def_readonly("next_loss_scale", &StepReport::next_loss_scale)
-      .def_readonly("skip_reason", &StepReport::skip_reason)
-      .def_readonly("bad_parameter", &StepReport::bad_parameter)
-      .def_readonly("bad_rank", &StepReport::bad_rank)
-      .def_readonly("unused_parameters", &StepReport::unused_parameters)
-      .def_property_readonly("wire", [](const StepReport& r) { return wire_as_map(r.wire); })
-      .def("__repr__", [](const StepReport& r) {
-        return fmt::format(
-            "StepReport(applied={}, step={}, skipped_steps={}, micro_batches={}, grad_norm={:.6g}, "
-            "clip_coefficient={:.6g}, loss_scale={:g}{})",
-            r.applied ? "True" : "False", r.step, r.skipped_steps, r.micro_batches, r.grad_norm,
-            r.clip_coefficient, r.loss_scale,
-            r.bad_parameter.empty()
-                ? ""
-                : fmt::format(", bad_parameter='{}', bad_rank={}", r.bad_parameter, r.bad_rank));
-      });
-}
-
 void bind_parameter(py::module_& m) {
   py::class_<Parameter>(m, "Parameter")
       .def(py::init([](const std::string& name, const std::vector<std::int64_t>& shape,

@@ -96,6 +96,7 @@ class StepReport:
     bad_parameter: str
     bad_rank: int
     unused_parameters: int
+    def as_dict(self) -> dict[str, bool | int | float | str | dict[str, int]]: ...
 
 class Device:
     """Where an engine's state and kernels are; for one engine."""

@@ -16,10 +16,11 @@ from .launch import LaunchInfo, init_distributed
 from .optimizer import Optimizer
 from .parameters import tie
 from .plan import Plan
+from .summary import summary_writer
 
 __version__ = "0.1.0"
 __all__ = [
     "ArgumentError", "CheckpointError", "CommError", "Config", "ConfigError", "Error", "LaunchInfo",
     "NumericError", "Optimizer", "Plan", "Settings", "StepReport", "TakenGradientError",
-    "UnsupportedError", "init_distributed", "initialize", "tie",
+    "UnsupportedError", "init_distributed", "initialize", "summary_writer", "tie",
 ]
