@@ -88,6 +88,7 @@ void bind_settings(py::module_& m) {
       .def_property_readonly("loss_scaling",
                              [](const Settings& s) { return s.loss_scale.value.enabled; })
       .def_readonly("warnings", &Settings::warnings)
+      .def_readonly("assumed", &Settings::assumed)
       .def("table", [](const Settings& s) { return settings_table(s); });
 }
 
@@ -98,8 +99,10 @@ void bind_config(py::module_& m) {
   bind_adam_options(m);
   bind_settings(m);
   py::class_<Config>(m, "Config", "A parsed config file: what was written.")
-      .def_static("parse", &Config::parse, py::arg("text"), py::arg("source") = "config")
-      .def_static("from_file", &Config::from_file, py::arg("path"))
+      .def_static("parse", &Config::parse, py::arg("text"), py::arg("source") = "config",
+                  py::arg("changes") = std::vector<std::string>())
+      .def_static("from_file", &Config::from_file, py::arg("path"),
+                  py::arg("changes") = std::vector<std::string>())
       .def("canonical", &Config::canonical)
       .def_property_readonly("source", &Config::source);
   m.def(
@@ -107,8 +110,11 @@ void bind_config(py::module_& m) {
       [](const Config& config, int data_ranks, int pipeline_stages, int tensor_ranks,
          const std::optional<std::string>& opt_level, const std::optional<AdamOptions>& auto_adam,
          const std::optional<std::tuple<std::int64_t, std::int64_t, std::int64_t>>& auto_batch,
-         const std::optional<double>& auto_gradient_clipping) {
+         const std::optional<double>& auto_gradient_clipping,
+         const std::optional<std::string>& weight, bool assume_auto) {
         Arguments arguments;
+        if (weight) arguments.weight = dtype_from_string(*weight);
+        arguments.assume_auto = assume_auto;
         if (opt_level) arguments.opt_level = level_from(*opt_level);
         arguments.auto_adam = auto_adam;
         if (auto_batch) {
@@ -121,7 +127,8 @@ void bind_config(py::module_& m) {
       py::arg("config"), py::arg("data_ranks") = 1, py::arg("pipeline_stages") = 1,
       py::arg("tensor_ranks") = 1, py::arg("opt_level") = py::none(),
       py::arg("auto_adam") = py::none(), py::arg("auto_batch") = py::none(),
-      py::arg("auto_gradient_clipping") = py::none());
+      py::arg("auto_gradient_clipping") = py::none(), py::arg("weight") = py::none(),
+      py::arg("assume_auto") = false);
   m.def("support_matrix", &support_matrix, py::arg("markdown") = false);
 }
 

@@ -34,9 +34,9 @@ void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const UnsupportedError& e) {
-    raise("UnsupportedError", e.pointer(), e.given(), e.allowed(), e.fix());
+    raise("UnsupportedError", e.pointer(), e.given(), e.allowed(), e.fix(), e.others());
   } catch (const ConfigError& e) {
-    raise("ConfigError", e.pointer(), e.given(), e.allowed(), e.fix());
+    raise("ConfigError", e.pointer(), e.given(), e.allowed(), e.fix(), e.others());
   } catch (const CommError& e) {
     raise("CommError", e.what(), e.absent_ranks());
   } catch (const CheckpointError& e) {

@@ -128,7 +128,7 @@ TEST_F(Cli, ConfigMistakesAreBadInputOnStderr) {
   for (const char* text :
        {R"({"train_batch_size":4,"gradient_acumulation_dtype":"fp32"})",
         R"({"zero_optimization":{"reduce_bukcet_size":5}})", R"({"bf16":{"loss_scale":0}})",
-        R"({"gradient_clipping":"auto"})", R"({"bf16":{"enabled":"true"}})",
+        R"({"gradient_clipping":"automatic"})", R"({"bf16":{"enabled":"true"}})",
         R"({"gradient_accumulation_dtype":"fp7"})", R"({"a":1,"a":2})", R"({)", "",
         R"({"bf16":{"enabled":true},"fp16":{"enabled":true}})",
         R"({"gradient_accumulation_dtype":{"sharded":true}})",
@@ -257,7 +257,9 @@ TEST_F(Cli, SchemaIsJsonWithEveryBlock) {
   for (const char* block : {"bf16", "fp16", "zero_optimization", "optimizer", "zerofp8"}) {
     EXPECT_TRUE(properties.contains(block)) << block;
   }
-  EXPECT_EQ(properties["zero_optimization"]["properties"]["stage"]["maximum"], 3);
+  EXPECT_EQ(properties["zero_optimization"]["properties"]["stage"]["anyOf"][0]["maximum"], 3);
+  EXPECT_EQ(properties["zero_optimization"]["properties"]["max_live_parameters"]["$ref"],
+            "#/properties/zero_optimization/properties/stage3_max_live_parameters");
   EXPECT_EQ(properties["zerofp8"]["properties"]["block_size"]["default"], 128);
   EXPECT_FALSE(properties["bf16"]["properties"].contains("loss_scale"));
   EXPECT_TRUE(properties["train_batch_size"]["anyOf"].is_array());

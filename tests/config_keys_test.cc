@@ -67,7 +67,8 @@ TEST(KeyTable, EveryKeyRefusesTheWrongTypes) {
     if (key.type != KeyType::kNumber && key.type != KeyType::kInteger) wrong.push_back("1");
     if (!is_container(key.path)) wrong.push_back(object);
     if (!key.limits.takes_null) wrong.push_back("null");
-    if (!key.limits.takes_auto && key.standard != "auto") wrong.push_back("\"auto\"");
+    const bool takes_auto = key.limits.takes_auto || auto_is_default(key);
+    if (!takes_auto && key.standard != "auto") wrong.push_back("\"auto\"");
     if (key.type == KeyType::kInteger || key.type == KeyType::kNumber) {
       wrong.insert(wrong.end(), {"-1", "\"5e8\"", "NaN", "Infinity", "-Infinity", "-0.5"});
     }
@@ -106,8 +107,16 @@ TEST(NearestKey, LooksAmongSiblingsThenElsewhere) {
   EXPECT_EQ(nearest_key("/stage"), "/zero_optimization/stage");
   EXPECT_EQ(nearest_key("/opt_level"), "/zerofp8/opt_level");
   EXPECT_EQ(nearest_key("/bfloat16/enabld"), "/bf16/enabled");
-  EXPECT_FALSE(nearest_key("/q").empty());
-  EXPECT_FALSE(nearest_key("/" + std::string(100000, 'x')).empty());
+  EXPECT_EQ(nearest_key("/gradient_clip"), "/gradient_clipping");
+  EXPECT_EQ(nearest_key("/Train_Batch_Size"), "/train_batch_size");
+}
+
+TEST(NearestKey, IsEmptyWhereNothingIsNear) {
+  for (const char* path : {"/q", "/fp8", "/axis", "/optimizer/params/freeze_step",
+                           "/zero_optimization/foo", "/my_project"}) {
+    EXPECT_EQ(nearest_key(path), "") << path;
+  }
+  EXPECT_EQ(nearest_key("/" + std::string(100000, 'x')), "");
 }
 
 TEST(NearestKey, DistanceCountsASwapOnce) {
@@ -174,7 +183,7 @@ TEST(Case2Values, WholeNumbersInAnySpelling) {
 }
 
 TEST(Case2Values, OtherNumbersAreRefused) {
-  for (const char* value : {"15099494.4", "0", "-1", "\"5e8\"", "\"auto\"", "1e300", "-5e8",
+  for (const char* value : {"15099494.4", "0", "-1", "\"5e8\"", "\"autos\"", "1e300", "-5e8",
                             "18446744073709551615", "0.5", "true", "null", "[5]"}) {
     const ConfigError error = parse_error(document("/zero_optimization/reduce_bucket_size", value));
     EXPECT_EQ(error.pointer(), "/zero_optimization/reduce_bucket_size");
@@ -184,7 +193,7 @@ TEST(Case2Values, OtherNumbersAreRefused) {
 }
 
 TEST(Case2Values, QuotedBooleansAreRefused) {
-  for (const char* value : {"\"true\"", "\"false\"", "\"auto\"", "1", "0", "\"True\""}) {
+  for (const char* value : {"\"true\"", "\"false\"", "1", "0", "\"True\""}) {
     const ConfigError error = parse_error(document("/bf16/enabled", value));
     EXPECT_EQ(error.pointer(), "/bf16/enabled");
     EXPECT_EQ(error.given(), value);
@@ -206,9 +215,9 @@ TEST(Case2Values, UnknownDtypeListsTheKnownOnes) {
 
 TEST(Case2Values, AutoIsAnErrorUnlessTheCallerSuppliesIt) {
   for (const char* path :
-       {"/gradient_clipping", "/train_batch_size", "/train_micro_batch_size_per_gpu",
-        "/gradient_accumulation_steps", "/optimizer/params/lr", "/optimizer/params/betas",
-        "/optimizer/params/eps", "/optimizer/params/weight_decay"}) {
+       {"/gradient_clipping", "/bf16/enabled", "/fp16/enabled", "/train_batch_size",
+        "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps", "/optimizer/params/lr",
+        "/optimizer/params/betas", "/optimizer/params/eps", "/optimizer/params/weight_decay"}) {
     const ConfigError error = error_of(document(path, "\"auto\""));
     EXPECT_EQ(error.pointer(), path);
     EXPECT_MENTIONS(error.what(), "\"auto\", and the caller supplied no value");

@@ -47,15 +47,15 @@ Launch launch_of(const Config& config, const RankOptions& ranks) {
 }
 
 Arguments arguments_of(const RankOptions& ranks) {
-  Arguments arguments;
+  Arguments arguments{.assume_auto = true};
   for (const OptLevel level : {OptLevel::kO0, OptLevel::kO1, OptLevel::kO2, OptLevel::kO3}) {
     if (to_string(level) == ranks.opt_level) arguments.opt_level = level;
   }
   return arguments;
 }
 
-Settings settings_of(const std::string& path, const RankOptions& ranks) {
-  const Config config = Config::from_file(path);
+Settings settings_of(const ConfigOptions& options, const RankOptions& ranks) {
+  const Config config = Config::from_file(options.path, options.changes);
   return resolve(config, launch_of(config, ranks), arguments_of(ranks));
 }
 
@@ -115,7 +115,7 @@ int run_plan(const PlanOptions& options) {
 int run_check(const CheckOptions& options) {
   const Settings settings = settings_of(options.config, options.ranks);
   print(settings_table(settings, use_color()));
-  print(fmt::format("{}: ok\n", options.config));
+  print(fmt::format("{}: ok\n", options.config.path));
   return kOk;
 }
 

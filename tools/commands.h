@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "zerofp8/error.h"
 
@@ -27,8 +28,13 @@ struct RankOptions {
   std::string opt_level;  // "" = the config's
 };
 
+struct ConfigOptions {
+  std::string path;
+  std::vector<std::string> changes;  // "/path=value"
+};
+
 struct PlanOptions {
-  std::string config;
+  ConfigOptions config;
   RankOptions ranks;
   std::string parameters = "1e9";
   std::string memory;  // of one rank; "" = not checked
@@ -36,7 +42,7 @@ struct PlanOptions {
 };
 
 struct CheckOptions {
-  std::string config;
+  ConfigOptions config;
   RankOptions ranks;
 };
 

@@ -12,6 +12,17 @@
 namespace zerofp8 {
 namespace {
 
+void add_config_options(CLI::App& command, ConfigOptions& config) {
+  command.add_option("config", config.path, "JSON config")->required();
+  command
+      .add_option("--set", config.changes,
+                  "Change a value first, e.g. --set /bf16/enabled=true; may be repeated. An "
+                  "\"auto\", which the trainer fills, is taken for the default that is printed")
+      ->type_name("/PATH=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
 void add_rank_options(CLI::App& command, RankOptions& ranks) {
   const CLI::Range positive(1, 1 << 24);
   command
@@ -39,7 +50,7 @@ struct Options {
 void add_plan(CLI::App& app, Options& options) {
   CLI::App* plan = app.add_subcommand(
       "plan", "Show every component's dtype, place and bytes, and what travels in a step");
-  plan->add_option("config", options.plan.config, "JSON config")->required();
+  add_config_options(*plan, options.plan.config);
   plan->add_option("--params", options.plan.parameters, "Parameters of the model: 7e9, 7B, 350M")
       ->capture_default_str();
   add_rank_options(*plan, options.plan.ranks);
@@ -50,7 +61,7 @@ void add_plan(CLI::App& app, Options& options) {
 
 void add_others(CLI::App& app, Options& options) {
   CLI::App* check = app.add_subcommand("check", "Validate a config and show what it resolves to");
-  check->add_option("config", options.check.config, "JSON config")->required();
+  add_config_options(*check, options.check.config);
   add_rank_options(*check, options.check.ranks);
   CLI::App* matrix = app.add_subcommand("matrix", "Show the supported combinations and opt levels");
   matrix->add_flag("--markdown", options.markdown, "Markdown instead of aligned columns");
@@ -68,12 +79,15 @@ int run(const CLI::App& app, const Options& options) {
 // "zerofp8: ds_config.json: /bf16/enabled: given ..."
 void report(const ConfigError& error, const std::string& config) {
   const bool in_file = error.pointer().starts_with('/') && error.pointer() != config;
-  fmt::print(stderr, "zerofp8: {}{}\n", in_file ? config + ": " : "", error.what());
+  const std::string prefix = "zerofp8: " + (in_file ? config + ": " : "");
+  const std::string what = error.what();
+  fmt::print(stderr, "{}{}\n", prefix, what.substr(0, what.find('\n')));
+  for (const std::string& other : error.others()) fmt::print(stderr, "{}{}\n", prefix, other);
 }
 
 int run_and_report(const CLI::App& app, const Options& options) {
   const std::string& config =
-      app.got_subcommand("plan") ? options.plan.config : options.check.config;
+      (app.got_subcommand("plan") ? options.plan.config : options.check.config).path;
   try {
     return run(app, options);
   } catch (const OutputError& error) {

@@ -1,6 +1,7 @@
 """From a path or dict to settings, with the values that only the model and the template know."""
 
 import json
+import logging
 import os
 import re
 
@@ -9,6 +10,8 @@ import torch
 from . import _C
 from .errors import ConfigError, UnsupportedError
 from .parameters import DTYPES, as_tuple
+
+logger = logging.getLogger("zerofp8")
 
 _ADAM_KEYS = ("lr", "eps", "weight_decay")
 
@@ -48,7 +51,8 @@ def load(config, parameters):
     if isinstance(config, _C.Config):
         return config
     if config is None:
-        config = _flags_for(parameters)
+        narrow = {DTYPES[n.parameter.dtype] for n in parameters} - {"fp32"}
+        config = {name: {"enabled": True} for name in narrow}
     if isinstance(config, dict):
         try:
             text = json.dumps(config)
@@ -61,14 +65,6 @@ def load(config, parameters):
         return _C.Config.from_file(os.fspath(config))
     raise ConfigError("config", type(config).__name__, "a path, a dict or None",
                       "pass one of these")
-
-
-def _flags_for(parameters):
-    narrow = {DTYPES[n.parameter.dtype] for n in parameters} - {"fp32"}
-    if len(narrow) > 1:
-        raise ConfigError("model", "bf16 and fp16 parameters", "one 16-bit dtype",
-                          "convert the model")
-    return {name: {"enabled": True} for name in narrow}
 
 
 def check_against_template(config, template, options):
@@ -105,7 +101,7 @@ def _refuse(pointer, written, given):
                       "the same value in both", "remove it from the config, or change one")
 
 
-def resolve(config, layout_sizes, opt_level, options):
+def resolve(config, layout_sizes, opt_level, options, parameters=()):
     """Settings that will run.
 
     Parameters
@@ -116,12 +112,30 @@ def resolve(config, layout_sizes, opt_level, options):
     opt_level : {"O0", "O1", "O2", "O3"} or None
     options : list of zerofp8._C.AdamOptions
         Of the template's groups; the first one is shown in the plan.
+    parameters : list of NamedParameter
+        Their dtype decides, whatever the flags of the config say.
     """
     data, pipeline, tensor = layout_sizes
+    known = {"weight": _dtype_of(parameters, pipeline * tensor), "assume_auto": True}
     if not options:
-        return _C.resolve(config, data, pipeline, tensor, opt_level)
+        return _C.resolve(config, data, pipeline, tensor, opt_level, **known)
     return _C.resolve(_with_template(config, options[0]), data, pipeline, tensor, opt_level,
-                      options[0])
+                      options[0], **known)
+
+
+def _dtype_of(parameters, slices):
+    """The model's dtype: its 16-bit one, beside which parameters may be FP32.
+
+    A stage or slice that has FP32 parameters alone may be a part of a 16-bit model: None.
+    """
+    dtypes = {DTYPES[n.parameter.dtype] for n in parameters}
+    narrow = sorted(dtypes - {"fp32"})
+    if len(narrow) > 1:
+        raise ConfigError("model", "bf16 and fp16 parameters", "one 16-bit dtype",
+                          "convert the model")
+    if narrow:
+        return narrow[0]
+    return "fp32" if dtypes and slices == 1 else None
 
 
 def _with_template(config, options):
@@ -140,6 +154,15 @@ def description(options):
     """What runs, e.g. for the log: a bare "Adam" is Adam with L2 decay."""
     names = sorted({"AdamW" if o.decoupled else "Adam (L2 decay)" for o in options})
     return " and ".join(names) + f", {len(options)} group(s), first {as_tuple(options[0])[1:]}"
+
+
+def log_choices(settings):
+    """What the config says and does not happen as written."""
+    for warning in settings.warnings:
+        logger.warning("zerofp8: %s", warning)
+    if settings.assumed:
+        logger.warning("zerofp8: \"auto\" that nothing fills here, taken as: %s",
+                       ", ".join(settings.assumed))
 
 
 def threads():

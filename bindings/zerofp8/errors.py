@@ -21,9 +21,11 @@ class ConfigError(Error, ValueError):
         JSON pointer of the key (``/zero_optimization/stage``), or the name of the argument.
     given, allowed, fix : str
         What was found, what may stand there, and what to do.
+    others : list of str
+        Texts of the further mistakes of a file; each is a line of the message.
     """
 
-    def __init__(self, pointer, given="", allowed="", fix=""):
+    def __init__(self, pointer, given="", allowed="", fix="", others=()):
         text = pointer or "config"
         if given:
             text += f": given {given}"
@@ -31,11 +33,12 @@ class ConfigError(Error, ValueError):
             text += f"; allowed: {allowed}"
         if fix:
             text += f"; {fix}"
-        super().__init__(text)
+        super().__init__("\n".join([text, *others]))
         self.pointer, self.given, self.allowed, self.fix = pointer, given, allowed, fix
+        self.others = list(others)
 
     def __reduce__(self):
-        return type(self), (self.pointer, self.given, self.allowed, self.fix)
+        return type(self), (self.pointer, self.given, self.allowed, self.fix, self.others)
 
 
 class UnsupportedError(ConfigError):

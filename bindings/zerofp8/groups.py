@@ -124,7 +124,7 @@ def raise_first_error(records):
             error = getattr(errors, kind)(*arguments)
             if len(records) > 1 and isinstance(error, ConfigError):
                 error = type(error)(error.pointer, f"{error.given} (on rank {rank})",
-                                    error.allowed, error.fix)
+                                    error.allowed, error.fix, error.others)
             elif len(records) > 1:
                 error = type(error)(f"rank {rank}: {error}")
             raise error

@@ -138,7 +138,8 @@ class _Prepared:
         self.config = configs.load(config, self.parameters)
         configs.check_against_template(self.config, template, self.options)
         sizes = len(layout.data), len(layout.pipeline), len(layout.tensor)
-        self.settings = configs.resolve(self.config, sizes, opt_level, self.options)
+        self.settings = configs.resolve(self.config, sizes, opt_level, self.options,
+                                        self.parameters)
         self.placement = devices.choose(model, self.parameters, self.settings)
         self.backend = groups.choose_backend(self.config, self.placement)
         self.gpu = devices.identity(self.placement.index) if self.backend == "nccl" else None
@@ -189,6 +190,7 @@ class _Prepared:
             ddp.mark(self.model, taker)
         if layout.rank == min(layout.data):
             logger.info("zerofp8: %s", configs.description(self.options))
+            configs.log_choices(self.settings)
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
                          self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made,

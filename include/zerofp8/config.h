@@ -96,6 +96,12 @@ struct Arguments {
   std::optional<BatchSizes> auto_batch;  // values for "auto" in the batch keys
   std::optional<double> auto_gradient_clipping;
   std::optional<AdamOptions> auto_adam;  // values for "auto" under /optimizer/params
+  // Of the model's 16-bit parameters, else fp32. It decides, and flags that contradict it are an
+  // error or, for an fp32 model, a warning. Without it the flags tell the model's dtype.
+  std::optional<DType> weight;
+  // An "auto" that nothing supplies takes the key's default and is noted in Settings::assumed. Else
+  // it is an error.
+  bool assume_auto = false;
 };
 
 // Everything that decides what runs. One validated point of the supported-combination table.
@@ -129,15 +135,18 @@ struct Settings {
   BatchSizes batch;
   Setting<AdamOptions> adam;          // default hyper-parameters of every group
   std::vector<std::string> warnings;  // e.g. bf16 accumulation of more than 256 micro-batches
+  std::vector<std::string> assumed;   // "/gradient_clipping 0": what an "auto" was taken for
 };
 
 // A parsed file. Cheap to copy.
 class Config {
  public:
   // `source` names the text in errors (a path, "dict", ...). Comments are accepted, duplicate keys
-  // and unknown keys are errors.
-  static Config parse(const std::string& text, const std::string& source = "config");
-  static Config from_file(const std::string& path);
+  // and unknown keys are errors. All mistakes of a text are in one error.
+  // `changes`: "/path=value" with a JSON value or a bare string, set before anything is checked.
+  static Config parse(const std::string& text, const std::string& source = "config",
+                      const std::vector<std::string>& changes = {});
+  static Config from_file(const std::string& path, const std::vector<std::string>& changes = {});
   // Canonical JSON text of what was written: the same for every rank with the same config.
   std::string canonical() const;
   const std::string& source() const;

@@ -29,13 +29,26 @@ class ConfigError : public Error {
         given_(std::move(given)),
         allowed_(std::move(allowed)),
         fix_(std::move(fix)) {}
+  // All mistakes of a file: its parts are those of the first, its text has a line for each.
+  ConfigError(const ConfigError& first, std::vector<std::string> others)
+      : Error(with_lines(first.what(), others)),
+        pointer_(first.pointer_),
+        given_(first.given_),
+        allowed_(first.allowed_),
+        fix_(first.fix_),
+        others_(std::move(others)) {}
 
   const std::string& pointer() const { return pointer_; }
   const std::string& given() const { return given_; }
   const std::string& allowed() const { return allowed_; }
   const std::string& fix() const { return fix_; }
+  const std::vector<std::string>& others() const { return others_; }  // texts of further mistakes
 
  private:
+  static std::string with_lines(std::string text, const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) text += "\n" + line;
+    return text;
+  }
   static std::string compose(const std::string& pointer, const std::string& given,
                              const std::string& allowed, const std::string& fix) {
     std::string text = pointer.empty() ? std::string("config") : pointer;
@@ -45,6 +58,7 @@ class ConfigError : public Error {
     return text;
   }
   std::string pointer_, given_, allowed_, fix_;
+  std::vector<std::string> others_;
 };
 
 // A call broke the contract of a function: wrong shape, unknown name, wrong order of calls.

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include "src/config/config_impl.h"
+#include "src/config/foreign_keys.h"
+#include "src/config/mistakes.h"
 #include "src/config/nearest.h"
 #include "zerofp8/error.h"
 
@@ -10,14 +12,60 @@ namespace {
 
 using Kind = JsonNode::Kind;
 
+constexpr std::string_view kOptimizer = "/optimizer/type";
+
+const JsonNode* member_of(const JsonNode& node, std::string_view name) {
+  for (const auto& [key, child] : node.members) {
+    if (key == name) return &child;
+  }
+  return nullptr;
+}
+
+bool is_text(const JsonNode& node, std::string_view text) {
+  return node.kind == Kind::kString && node.text == text;
+}
+
+// Values of a refused key that ask for nothing.
+bool asks_for_nothing(const JsonNode& node) {
+  switch (node.kind) {
+    case Kind::kNull:
+      return true;
+    case Kind::kBool:
+      return !node.boolean;
+    case Kind::kInteger:
+    case Kind::kNumber:
+      return node.number == 0;
+    case Kind::kString:
+      return node.text.empty() || node.text == "auto";
+    case Kind::kArray:
+      return node.items.empty();
+    case Kind::kObject:
+      break;
+  }
+  const JsonNode* enabled = member_of(node, "enabled");
+  return node.members.empty() || (enabled != nullptr && asks_for_nothing(*enabled));
+}
+
+bool names_other_optimizer(const JsonNode& root) {
+  const JsonNode* optimizer = member_of(root, "optimizer");
+  const JsonNode* type = optimizer == nullptr ? nullptr : member_of(*optimizer, "type");
+  if (type == nullptr || type->kind != Kind::kString) return false;
+  const std::string name = lower_case(type->text);
+  return name != "adam" && name != "adamw";
+}
+
 class Checker {
  public:
-  explicit Checker(Config::Impl& impl) : impl_(impl) {}
+  Checker(Config::Impl& impl, Mistakes& mistakes, bool has_other_optimizer)
+      : impl_(impl), mistakes_(mistakes), has_other_optimizer_(has_other_optimizer) {}
 
   void object(const std::string& path, const JsonNode& node) {
     for (const auto& [name, child] : node.members) {
-      check_name(path, name, child);
-      member(path + '/' + name, child);
+      if (is_comment(path, name)) continue;
+      mistakes_.of([&] {
+        check_name(path, name, child);
+        member(path + '/' + name, child);
+      });
     }
   }
 
@@ -28,18 +76,37 @@ class Checker {
     unknown(path + '/' + escaped_name(name), path, node);
   }
 
-  [[noreturn]] void unknown(const std::string& path, const std::string& parent,
-                            const JsonNode& node) {
+  void unknown(const std::string& path, const std::string& parent, const JsonNode& node) {
+    if (is_of_other_optimizer(path)) return;
+    if (parent.empty() && !seems_meant(path)) {
+      impl_.unknown.push_back(path);
+      return;
+    }
+    const std::string nearest = nearest_key(path);
     throw ConfigError(path, shown(node) + ", but there is no such key",
                       "the keys of " + (parent.empty() ? std::string("the reference") : parent),
-                      "the nearest known key is " + nearest_key(path));
+                      nearest.empty() ? "remove it; comments may have names that begin with \"_\""
+                                      : "the nearest known key is " + nearest);
+  }
+
+  bool is_of_other_optimizer(const std::string& path) const {
+    return has_other_optimizer_ && path.starts_with("/optimizer/params/");
+  }
+
+  // "zero_optimization": true was stage 1 once, and DeepSpeed still takes it.
+  void obsolete_stage(const std::string& path, const JsonNode& node) {
+    const Key& stage = *find_key(kStage);
+    impl_.values.emplace(
+        stage.path,
+        Value{.data = std::int64_t{node.boolean}, .pointer = path, .text = shown(node)});
   }
 
   void member(const std::string& path, const JsonNode& node) {
     const std::string canonical = canonical_path(path);
     const Key* key = find_key(canonical);
     const bool container = is_container(canonical);
-    if (!key && !container) unknown(path, path.substr(0, path.rfind('/')), node);
+    if (!key && !container) return unknown(path, path.substr(0, path.rfind('/')), node);
+    if (canonical == kZero && node.kind == Kind::kBool) return obsolete_stage(path, node);
     if (key && key->limits.takes_null && node.kind == Kind::kNull) return;
     if (container && node.kind == Kind::kObject) return object(path, node);
     if (!key) {
@@ -52,7 +119,14 @@ class Checker {
 
   void value(const Key& key, const std::string& path, const JsonNode& node) {
     if (key.role == KeyRole::kRefused) {
+      if (key.limits.takes_nothing && asks_for_nothing(node)) return;
+      if (is_of_other_optimizer(path)) return;
       throw ConfigError(path, shown(node), "nothing", std::string(key.help));
+    }
+    if (is_text(node, "auto") && auto_is_default(key)) {
+      const std::string_view standard = key.standard.empty() ? "none" : key.standard;
+      impl_.assumed.push_back(fmt::format("{} {}", path, standard));
+      return;
     }
     Value value{.data = Auto{}, .pointer = path, .text = shown(node)};
     if (!read_value(key, node, &value)) {
@@ -68,9 +142,17 @@ class Checker {
     }
   }
 
+  static bool is_one_bit(const std::string& name) {
+    return name.starts_with("onebit") || name.starts_with("zeroone");
+  }
+
   static std::string fix_of(const Key& key, const JsonNode& node) {
     const bool quoted = node.kind == Kind::kString;
     std::string fix = "change the value";
+    if (key.path == kOptimizer && quoted && is_one_bit(lower_case(node.text))) {
+      return "write \"AdamW\"; compressed gradients are /zerofp8/gradient_communication_dtype: "
+             "\"fp8\"";
+    }
     if (quoted && node.text == "auto") {
       fix = "write the value itself, nothing supplies an \"auto\" for this key";
     } else if (quoted && (key.type == KeyType::kBool || key.type == KeyType::kInteger ||
@@ -82,16 +164,21 @@ class Checker {
     return fmt::format("{} (the key says: {})", fix, key.help);
   }
 
+  static constexpr std::string_view kZero = "/zero_optimization";
+  static constexpr std::string_view kStage = "/zero_optimization/stage";
+
   Config::Impl& impl_;
+  Mistakes& mistakes_;
+  const bool has_other_optimizer_;  // whose parameters are not worth a line each
 };
 
 }  // namespace
 
-void check_document(const JsonNode& root, Config::Impl& impl) {
+void check_document(const JsonNode& root, Config::Impl& impl, Mistakes& mistakes) {
   if (root.kind != Kind::kObject) {
     throw ConfigError(impl.source, shown(root), "an object {...}", "wrap the keys in braces");
   }
-  Checker(impl).object("", root);
+  Checker(impl, mistakes, names_other_optimizer(root)).object("", root);
 }
 
 }  // namespace zerofp8

@@ -31,14 +31,17 @@ struct Config::Impl {
   std::string canonical;
   std::map<std::string, Value, std::less<>> values;  // by canonical path; only keys of role kOurs
   std::vector<std::string> no_effect;                // pointers of keys of role kNoEffect
+  std::vector<std::string> unknown;                  // pointers of other programs' keys
+  std::vector<std::string> assumed;                  // "auto" where DeepSpeed takes the default
   const Value* find(std::string_view path) const {
     const auto found = values.find(path);
     return found == values.end() ? nullptr : &found->second;
   }
 };
 
-// Checks every key of a parsed document against the key table. Throws ConfigError.
-void check_document(const JsonNode& root, Config::Impl& impl);
+class Mistakes;
+// Checks every key of a parsed document against the key table.
+void check_document(const JsonNode& root, Config::Impl& impl, Mistakes& mistakes);
 // Sets value->data; false if the node does not fit the row.
 bool read_value(const Key& key, const JsonNode& node, Value* value);
 // A value as it may be shown in a message: JSON text, cut after 60 characters.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace zerofp8 {
@@ -12,7 +13,26 @@ constexpr std::string_view kDTypeSpellings[] = {
     "float16", "torch.bfloat16", "half",          "torch.float16", "torch.half",
 };
 
-constexpr BlockAlias kBlockAliases[] = {{"/bfloat16", "/bf16"}};
+// As DeepSpeed spells, and used to spell, them.
+constexpr Alias kAliases[] = {
+    {"/bfloat16", "/bf16"},
+    {"/zero_optimization/prefetch_bucket_size", "/zero_optimization/stage3_prefetch_bucket_size"},
+    {"/zero_optimization/param_persistence_threshold",
+     "/zero_optimization/stage3_param_persistence_threshold"},
+    {"/zero_optimization/model_persistence_threshold",
+     "/zero_optimization/stage3_model_persistence_threshold"},
+    {"/zero_optimization/max_live_parameters", "/zero_optimization/stage3_max_live_parameters"},
+    {"/zero_optimization/max_reuse_distance", "/zero_optimization/stage3_max_reuse_distance"},
+    {"/zero_optimization/gather_16bit_weights_on_model_save",
+     "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},
+    {"/zero_optimization/stage3_gather_fp16_weights_on_model_save",
+     "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},
+    {"/zero_optimization/module_granularity_threshold",
+     "/zero_optimization/stage3_module_granularity_threshold"},
+    {"/zero_optimization/use_all_reduce_for_fetch_params",
+     "/zero_optimization/stage3_use_all_reduce_for_fetch_params"},
+    {"/zero_optimization/allgather_sequential", "/zero_optimization/stage3_allgather_sequential"},
+};
 
 std::string choices_text(const Key& key) {
   std::string text;
@@ -89,13 +109,22 @@ bool is_container(std::string_view path) {
 }
 
 std::string canonical_path(std::string_view path) {
-  for (const BlockAlias& block : kBlockAliases) {
-    const bool inside = path.size() > block.alias.size() && path[block.alias.size()] == '/';
-    if (path.starts_with(block.alias) && (inside || path == block.alias)) {
-      return std::string(block.name) + std::string(path.substr(block.alias.size()));
+  for (const Alias& alias : kAliases) {
+    const bool inside = path.size() > alias.alias.size() && path[alias.alias.size()] == '/';
+    if (path.starts_with(alias.alias) && (inside || path == alias.alias)) {
+      return std::string(alias.name) + std::string(path.substr(alias.alias.size()));
     }
   }
   return std::string(path);
+}
+
+bool auto_is_default(const Key& key) {
+  constexpr std::string_view kBlocks[] = {"/bf16/", "/fp16/", "/zero_optimization/"};
+  if (key.limits.takes_auto || key.type == KeyType::kAny || key.type == KeyType::kObject) {
+    return false;
+  }
+  return std::any_of(std::begin(kBlocks), std::end(kBlocks),
+                     [&](std::string_view block) { return key.path.starts_with(block); });
 }
 
 std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -122,10 +151,11 @@ std::string allowed_text(const Key& key) {
   }
   if (key.limits.takes_null) text += ", or null";
   if (key.limits.takes_auto) text += ", or \"auto\" where the caller supplies the value";
+  if (auto_is_default(key)) text += ", or \"auto\" for the default";
   return text;
 }
 
-std::span<const BlockAlias> block_aliases() { return kBlockAliases; }
+std::span<const Alias> aliases() { return kAliases; }
 std::span<const std::string_view> dtype_spellings() { return kDTypeSpellings; }
 
 }  // namespace zerofp8

@@ -30,7 +30,7 @@ enum class KeyRole : std::uint8_t {
   kOurs,
   kTrainer,   // read by the trainer, not looked at here
   kNoEffect,  // tunes a part of the trainer that zerofp8 replaces: accepted, and a warning says so
-  kRefused,   // known, but would ask for something that does not happen; `help` says what to do
+  kRefused,   // known, but asks for something that does not happen; `help` says what to do.
 };
 
 // What a value may be. `choices` are separated by '|'.
@@ -40,8 +40,9 @@ struct Limits {
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;  // min itself is not allowed
   bool below_max = false;
-  bool takes_auto = false;  // "auto": the caller supplies the value (Arguments)
-  bool takes_null = false;  // null means absent, as in DeepSpeed
+  bool takes_auto = false;     // "auto": the caller supplies the value (Arguments)
+  bool takes_null = false;     // null means absent, as in DeepSpeed
+  bool takes_nothing = false;  // of kRefused: a value that asks for nothing is accepted
 };
 
 struct Key {
@@ -57,13 +58,15 @@ std::span<const Key> keys();
 const Key* find_key(std::string_view path);
 // True if keys exist below `path` ("/zero_optimization").
 bool is_container(std::string_view path);
-// Blocks with a second name: "/bfloat16" is "/bf16".
-struct BlockAlias {
+// Second names of blocks and keys: "/bfloat16" is "/bf16".
+struct Alias {
   std::string_view alias, name;
 };
-std::span<const BlockAlias> block_aliases();
+std::span<const Alias> aliases();
 // "/bfloat16/enabled" -> "/bf16/enabled"; other paths as they are.
 std::string canonical_path(std::string_view path);
+// Whether "auto" is the default, as in the blocks that DeepSpeed reads with its config models.
+bool auto_is_default(const Key& key);
 
 std::vector<std::string_view> split(std::string_view text, char separator);
 // "one of \"fp32\", \"bf16\"", "a whole number >= 1", ...

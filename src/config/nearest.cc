@@ -36,7 +36,20 @@ struct Candidate {
   int distance = std::numeric_limits<int>::max();
 };
 
+// "gradient_clip" of "gradient_clipping"
+bool is_part(std::string_view a, std::string_view b) {
+  constexpr std::size_t kTelling = 8;
+  const std::size_t shared = std::min(a.size(), b.size());
+  return shared >= kTelling && a.substr(0, shared) == b.substr(0, shared);
+}
+
 }  // namespace
+
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  return lower;
+}
 
 int edit_distance(std::string_view a, std::string_view b) {
   const std::size_t width = b.size() + 1;
@@ -60,18 +73,21 @@ std::string nearest_key(std::string_view unknown_path) {
   const PathParts unknown = parts_of(unknown_path);
   const std::string parent = canonical_path(unknown.parent);
   // The table is quadratic in the length, and nobody mistypes 64 characters of a key.
-  const std::string_view leaf = unknown.leaf.substr(0, 64);
+  const std::string leaf = lower_case(unknown.leaf.substr(0, 64));
   Candidate sibling, elsewhere;
   for (const std::string_view path : known_paths()) {
     const PathParts known = parts_of(path);
-    Candidate& best = known.parent == parent ? sibling : elsewhere;
-    const int distance = edit_distance(leaf, known.leaf);
+    const bool is_sibling = known.parent == parent;
+    if (!is_sibling && path.starts_with("/msamp/")) continue;  // another spelling of ours
+    Candidate& best = is_sibling ? sibling : elsewhere;
+    const int distance = is_part(leaf, known.leaf) ? 1 : edit_distance(leaf, known.leaf);
     if (distance < best.distance) best = {path, distance};
   }
-  const int near = std::max(2, static_cast<int>(leaf.size()) / 3);
+  // A hint that leads astray is worse than none: "fp8" is not "fp16", nor "msamp" "aio".
+  const int near = std::max(1, static_cast<int>(leaf.size()) / 5);
   if (sibling.distance <= near) return std::string(sibling.path);
   if (elsewhere.distance <= near) return std::string(elsewhere.path);
-  return std::string(sibling.path.empty() ? elsewhere.path : sibling.path);
+  return "";
 }
 
 }  // namespace zerofp8

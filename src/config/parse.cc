@@ -9,6 +9,8 @@
 #include <sstream>
 
 #include "src/config/config_impl.h"
+#include "src/config/json_change.h"
+#include "src/config/mistakes.h"
 #include "src/config/non_finite.h"
 #include "zerofp8/error.h"
 
@@ -124,24 +126,63 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
   JsonNode root_;
 };
 
-}  // namespace
+// What is wrong beside the values that were refused, as far as it does not depend on the ranks.
+void add_mistakes_between_keys(const Config& config, Mistakes& mistakes) {
+  constexpr std::string_view kOfRanks[] = {"batch", "gradient_accumulation_steps", "group_size",
+                                           "partition_size", "two_level_reduce_scatter"};
+  try {
+    resolve(config, {}, {.assume_auto = true});
+  } catch (const ConfigError& error) {
+    for (const std::string_view word : kOfRanks) {
+      if (error.pointer().find(word) != std::string::npos) return;
+    }
+    mistakes.add(error);
+  }
+}
 
-Config Config::parse(const std::string& text, const std::string& source) {
+JsonNode tree_of(const std::string& text, const std::string& source) {
   const FiniteText finite = without_non_finite(text);
   TreeBuilder builder(source, finite);
   Json::sax_parse(finite.text, &builder, nlohmann::detail::input_format_t::json, /*strict=*/true,
                   /*ignore_comments=*/true);
-  const JsonNode root = builder.take();
+  return builder.take();
+}
+
+// "/path=value" with a JSON value; what is no JSON is a string, so that shells need no quotes.
+void apply(const std::string& change, JsonNode& root) {
+  const std::size_t equals = change.find('=');
+  if (equals == std::string::npos) {
+    throw ConfigError("--set", change, "/path=value", "add the value");
+  }
+  const std::string text = change.substr(equals + 1);
+  JsonNode value{.kind = JsonNode::Kind::kString, .text = text};
+  try {
+    value = tree_of(text, "--set");
+  } catch (const ConfigError&) {
+    // a bare word
+  }
+  set_at(root, change.substr(0, equals), std::move(value));
+}
+
+}  // namespace
+
+Config Config::parse(const std::string& text, const std::string& source,
+                     const std::vector<std::string>& changes) {
+  JsonNode root = tree_of(text, source);
+  for (const std::string& change : changes) apply(change, root);
   auto impl = std::make_shared<Impl>();
   impl->source = source;
   impl->canonical = canonical_text(root);
-  check_document(root, *impl);
+  Mistakes mistakes;
+  check_document(root, *impl, mistakes);
   Config config;
   config.impl_ = std::move(impl);
+  if (mistakes.any()) add_mistakes_between_keys(config, mistakes);
+  mistakes.raise();
   return config;
 }
 
-Config Config::from_file(const std::string& path) {
+Config Config::from_file(const std::string& path, const std::vector<std::string>& changes) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   // Reading a directory or an unreadable file fails here too; an empty file fails in the parser.
@@ -149,7 +190,7 @@ Config Config::from_file(const std::string& path) {
     throw ConfigError(path, "a file that is empty or cannot be read", "a JSON config file",
                       "check the path");
   }
-  return parse(text.str(), path);
+  return parse(text.str(), path, changes);
 }
 
 std::string Config::canonical() const { return impl_->canonical; }

@@ -74,6 +74,10 @@ std::string ranks_text(const Launch& launch) {
 std::string warnings_text(const Settings& s) {
   std::string text;
   for (const std::string& warning : s.warnings) text += "warning: " + warning + "\n";
+  if (!s.assumed.empty()) {
+    text += fmt::format("assumed for each \"auto\", until the trainer fills it: {}\n",
+                        fmt::join(s.assumed, ", "));
+  }
   return text;
 }
 

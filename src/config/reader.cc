@@ -1,13 +1,16 @@
 #include "src/config/reader.h"
 
+#include <algorithm>
+
 #include "zerofp8/error.h"
 
 namespace zerofp8 {
 
 const Value* Reader::find(std::string_view path) const {
   const Value* value = written_.find(path);
-  if (value && value->is_auto()) unresolved_auto(*value);
-  return value;
+  if (!value || !value->is_auto()) return value;
+  assume(path, find_key(path)->standard);
+  return nullptr;
 }
 
 bool Reader::is_auto(std::string_view path) const {
@@ -15,31 +18,37 @@ bool Reader::is_auto(std::string_view path) const {
   return value && value->is_auto();
 }
 
-void Reader::unresolved_auto(const Value& value) {
-  const Key* key = find_key(canonical_path(value.pointer));
-  throw ConfigError(value.pointer, "\"auto\", and the caller supplied no value for it",
-                    key ? allowed_text(*key) : "", "write the value itself");
+void Reader::assume(std::string_view path, std::string_view value) const {
+  const Value& written = *written_.find(path);
+  if (!arguments_.assume_auto) {
+    throw ConfigError(written.pointer, "\"auto\", and the caller supplied no value for it",
+                      allowed_text(*find_key(path)), "write the value itself");
+  }
+  const std::string text = written.pointer + ' ' + std::string(value.empty() ? "none" : value);
+  if (std::find(assumed_.begin(), assumed_.end(), text) == assumed_.end()) {
+    assumed_.push_back(text);
+  }
 }
 
 Setting<bool> Reader::boolean(std::string_view path) const {
   if (const Value* value = find(path)) {
     return {std::get<bool>(value->data), Origin::kKey, value->pointer};
   }
-  return {find_key(path)->standard == "true", Origin::kDefault, ""};
+  return {find_key(path)->standard == "true", Origin::kDefault, default_where(path)};
 }
 
 Setting<std::string> Reader::text(std::string_view path) const {
   if (const Value* value = find(path)) {
     return {std::get<std::string>(value->data), Origin::kKey, value->pointer};
   }
-  return {std::string(find_key(path)->standard), Origin::kDefault, ""};
+  return {std::string(find_key(path)->standard), Origin::kDefault, default_where(path)};
 }
 
 Setting<double> Reader::number(std::string_view path) const {
   if (const Value* value = find(path)) {
     return {std::get<double>(value->data), Origin::kKey, value->pointer};
   }
-  return {std::stod(std::string(find_key(path)->standard)), Origin::kDefault, ""};
+  return {std::stod(std::string(find_key(path)->standard)), Origin::kDefault, default_where(path)};
 }
 
 void require_agreement(const Value& a, const Value& b, bool same) {

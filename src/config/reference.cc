@@ -51,8 +51,9 @@ TextTable other_keys(KeyRole role, const std::string& title) {
 std::string config_reference() {
   std::string text(kIntroduction);
   text += "## Keys that zerofp8 reads\n\n" + own_keys().text(TableStyle::kMarkdown);
-  for (const BlockAlias& block : block_aliases()) {
-    text += fmt::format("\n`{}` is another name of `{}`.\n", block.alias, block.name);
+  text += "\nOther names, as DeepSpeed has them:\n\n";
+  for (const Alias& alias : aliases()) {
+    text += fmt::format("- `{}` is `{}`.\n", alias.alias, alias.name);
   }
   text += "\n## Levels and supported combinations\n\n" + support_matrix(/*markdown=*/true);
   text += "\n## Keys that the trainer reads\n\nAccepted and passed over.\n\n" +
@@ -61,8 +62,11 @@ std::string config_reference() {
       "\n## Keys without effect\n\nThey tune a part of the trainer that zerofp8 replaces: "
       "accepted with a warning.\n\n" +
       other_keys(KeyRole::kNoEffect, "why").text(TableStyle::kMarkdown);
-  text += "\n## Keys that are refused\n\nThey would ask for something that does not happen.\n\n" +
-          other_keys(KeyRole::kRefused, "what to do").text(TableStyle::kMarkdown);
+  text +=
+      "\n## Keys that are refused\n\nThey ask for something that does not happen; `false`, `null`, "
+      "0, \"\", `{}`, `[]` and "
+      "`{\"enabled\": false}` ask for nothing and are accepted.\n\n" +
+      other_keys(KeyRole::kRefused, "what to do").text(TableStyle::kMarkdown);
   return text;
 }
 

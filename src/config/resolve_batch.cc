@@ -14,9 +14,8 @@ constexpr std::string_view kSteps = "/gradient_accumulation_steps";
 // 0 = not written.
 std::int64_t written(const Reader& read, std::string_view path,
                      const std::optional<BatchSizes>& supplied, std::int64_t BatchSizes::*field) {
-  if (!read.is_auto(path)) return read.find(path) ? read.integer<std::int64_t>(path).value : 0;
-  if (!supplied) Reader::unresolved_auto(*read.written().find(path));
-  return (*supplied).*field;
+  if (read.is_auto(path) && supplied) return (*supplied).*field;
+  return read.find(path) ? read.integer<std::int64_t>(path).value : 0;
 }
 
 // train / (a * b), or an error that explains the division.

@@ -26,20 +26,47 @@ const Value* one_of_two(const Reader& read, std::string_view first, std::string_
   return a ? a : b;
 }
 
-ModelFlags resolve_weight(const Reader& read, Settings& s) {
-  const Setting<bool> bf16 = read.boolean("/bf16/enabled");
-  const Setting<bool> fp16 = read.boolean("/fp16/enabled");
-  if (bf16.value && fp16.value) return ModelFlags::kBoth;
-  if (bf16.value) {
-    s.weight = {DType::kBf16, Origin::kKey, bf16.where};
-    return ModelFlags::kBf16;
+Setting<DType> weight_of(const DTypeFlags& flags) {
+  if (flags.bf16.value) return {DType::kBf16, flags.bf16.origin, flags.bf16.where};
+  if (flags.fp16.value) return {DType::kFp16, flags.fp16.origin, flags.fp16.where};
+  return {DType::kFp32, Origin::kDefault, ""};
+}
+
+// The model's own dtype wins. An fp32 model below a 16-bit flag is common (autocast) and trains
+// well as it is; the other contradictions are mistakes of the file or of the model.
+void resolve_weight(const Reader& read, const DTypeFlags& flags, Settings& s) {
+  s.weight = weight_of(flags);
+  const std::optional<DType>& model = read.arguments().weight;
+  if (!model || *model == s.weight.value) return;
+  const Setting<DType> says = s.weight;
+  s.weight = {*model, Origin::kArgument, "the model's parameters"};
+  if (says == DType::kFp32) return;
+  if (*model == DType::kFp32) {
+    s.warnings.push_back(fmt::format(
+        "{}: the model's parameters are fp32 and are trained as fp32; a {} model has parameters "
+        "of that dtype: convert it before initialize, or remove the key",
+        says.where, to_string(says.value)));
+    return;
   }
-  if (fp16.value) {
-    s.weight = {DType::kFp16, Origin::kKey, fp16.where};
-    return ModelFlags::kFp16;
-  }
-  s.weight = {DType::kFp32, Origin::kDefault, ""};
-  return ModelFlags::kFp32;
+  throw ConfigError(says.where,
+                    fmt::format("true, but the model's parameters are {}", to_string(*model)),
+                    fmt::format("/{}/enabled: true for this model", to_string(*model)),
+                    "change the key, or convert the model");
+}
+
+ModelFlags model_flags(const DTypeFlags& flags, DType weight) {
+  if (flags.bf16.value && flags.fp16.value) return ModelFlags::kBoth;
+  if (weight == DType::kBf16) return ModelFlags::kBf16;
+  return weight == DType::kFp16 ? ModelFlags::kFp16 : ModelFlags::kFp32;
+}
+
+// A flag that may be "auto": then it is what the model's dtype says, or `otherwise`, assumed.
+Setting<bool> flag(const Reader& read, std::string_view path, DType dtype, bool otherwise) {
+  if (!read.is_auto(path)) return read.boolean(path);
+  const std::optional<DType>& model = read.arguments().weight;
+  if (model) return {*model == dtype, Origin::kArgument, "the model's parameters"};
+  read.assume(path, otherwise ? "true" : "false");
+  return {otherwise, Origin::kDefault, "\"auto\""};
 }
 
 void apply_format(const Reader& read, const Value* written, Settings& s) {
@@ -67,19 +94,11 @@ void resolve_accumulation(const Reader& read, Settings& s) {
   s.error_feedback = read.boolean("/gradient_accumulation_dtype/error_feedback");
 }
 
-void resolve_sharding(const Reader& read, ModelFlags model, Settings& s) {
-  Cell cell{.model = model,
-            .accumulation = s.accumulation,
-            .stage = s.stage,
-            .pipeline = s.launch.pipeline_stages > 1};
-  constexpr std::string_view kPath = "/gradient_accumulation_dtype/sharded";
-  if (read.find(kPath)) {
-    s.accumulation_sharded = read.boolean(kPath);
-    cell.sharded = s.accumulation_sharded.value;
-  } else {
-    s.accumulation_sharded = {s.stage >= 2, Origin::kDefault, "follows the stage"};
-  }
-  check_supported(cell);
+constexpr std::string_view kSharded = "/gradient_accumulation_dtype/sharded";
+
+void resolve_sharding(const Reader& read, Settings& s) {
+  s.accumulation_sharded = {s.stage >= 2, Origin::kDefault, "follows the stage"};
+  if (read.find(kSharded)) s.accumulation_sharded = read.boolean(kSharded);
 }
 
 void resolve_wire(const Reader& read, Settings& s) {
@@ -145,11 +164,30 @@ void resolve_moments(const Reader& read, Settings& s) {
 
 }  // namespace
 
-void resolve_dtypes(const Reader& read, Settings& s) {
-  const ModelFlags model = resolve_weight(read, s);
+DTypeFlags read_flags(const Reader& read) {
+  constexpr std::string_view kBf16 = "/bf16/enabled", kFp16 = "/fp16/enabled";
+  // Trainers fill one of the two from their own argument; bf16 is what most of them say.
+  const bool fp16_is_written = !read.is_auto(kFp16) && read.boolean(kFp16).value;
+  DTypeFlags flags;
+  flags.bf16 = flag(read, kBf16, DType::kBf16, !fp16_is_written);
+  flags.fp16 = flag(read, kFp16, DType::kFp16, !flags.bf16.value);
+  return flags;
+}
+
+void check_cell(const Reader& read, const DTypeFlags& flags, const Settings& s) {
+  Cell cell{.model = model_flags(flags, s.weight),
+            .accumulation = s.accumulation,
+            .stage = s.stage,
+            .pipeline = s.launch.pipeline_stages > 1};
+  if (read.find(kSharded)) cell.sharded = s.accumulation_sharded.value;
+  check_supported(cell);
+}
+
+void resolve_dtypes(const Reader& read, const DTypeFlags& flags, Settings& s) {
+  resolve_weight(read, flags, s);
   s.stage = read.integer<int>("/zero_optimization/stage");
   resolve_accumulation(read, s);
-  resolve_sharding(read, model, s);
+  resolve_sharding(read, s);
   resolve_wire(read, s);
   resolve_two_level(read, s);
   resolve_master(read, s);

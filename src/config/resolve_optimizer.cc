@@ -12,16 +12,14 @@ namespace {
 // A number, or the argument's value where the file says "auto".
 double number_or_auto(const Reader& read, std::string_view path,
                       const std::optional<AdamOptions>& supplied, double AdamOptions::*field) {
-  if (!read.is_auto(path)) return read.number(path);
-  if (!supplied) Reader::unresolved_auto(*read.written().find(path));
+  if (!read.is_auto(path) || !supplied) return read.number(path);
   return (*supplied).*field;
 }
 
 void resolve_betas(const Reader& read, const std::optional<AdamOptions>& supplied,
                    AdamOptions& adam) {
   constexpr std::string_view kPath = "/optimizer/params/betas";
-  if (read.is_auto(kPath)) {
-    if (!supplied) Reader::unresolved_auto(*read.written().find(kPath));
+  if (read.is_auto(kPath) && supplied) {
     adam.beta1 = supplied->beta1;
     adam.beta2 = supplied->beta2;
   } else if (const Value* betas = read.find(kPath)) {
@@ -72,9 +70,9 @@ Setting<AdamOptions> resolve_adam(const Reader& read, const Arguments& arguments
   return {adam, Origin::kDefault, ""};
 }
 
-Setting<LossScaleOptions> resolve_loss_scale(const Reader& read, DType weight) {
+Setting<LossScaleOptions> resolve_loss_scale(const Reader& read, bool enabled) {
   LossScaleOptions options;
-  if (weight != DType::kFp16) return {options, Origin::kDefault, "fp16 only"};
+  if (!enabled) return {options, Origin::kDefault, "fp16 only"};
   const Setting<double> scale = read.number("/fp16/loss_scale");
   options.enabled = true;
   options.dynamic = scale == 0.0;

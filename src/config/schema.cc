@@ -45,6 +45,7 @@ void write_default(JsonWriter& json, const Key& key) {
 void write_description(JsonWriter& json, const Key& key) {
   std::string text(key.help);
   if (key.role == KeyRole::kTrainer) text = "Read by the trainer. " + text;
+  if (key.role == KeyRole::kRefused) text = "Refused: " + text + ".";
   if (key.role == KeyRole::kNoEffect) text = "No effect: " + text + ".";
   if (!key.standard.empty()) text += fmt::format(" Default: {}.", key.standard);
   json.field("description", text);
@@ -118,6 +119,18 @@ void write_type(JsonWriter& json, const Key& key) {
 
 void write_object(JsonWriter& json, const std::string& path);
 
+bool takes_auto(const Key& key) { return key.limits.takes_auto || auto_is_default(key); }
+
+// What a refused key may still say.
+void write_nothing(JsonWriter& json) {
+  json.key("anyOf").begin_array().begin_object().key("enum").begin_array();
+  json.value(false).value(0).null().value("").value("auto").begin_object().end_object();
+  json.begin_array().end_array().end_array().end_object();
+  json.begin_object().field("type", "object").key("properties").begin_object();
+  json.key("enabled").begin_object().field("const", false).end_object().end_object();
+  json.key("required").begin_array().value("enabled").end_array().end_object().end_array();
+}
+
 void write_alternatives(JsonWriter& json, const Key& key, bool object) {
   json.key("anyOf").begin_array();
   if (key.type != KeyType::kObject) {
@@ -130,7 +143,7 @@ void write_alternatives(JsonWriter& json, const Key& key, bool object) {
     write_object(json, std::string(key.path));
     json.end_object();
   }
-  if (key.limits.takes_auto) json.begin_object().field("const", "auto").end_object();
+  if (takes_auto(key)) json.begin_object().field("const", "auto").end_object();
   if (key.limits.takes_null) json.begin_object().field("type", "null").end_object();
   json.end_array();
 }
@@ -143,7 +156,9 @@ void write_member(JsonWriter& json, const std::string& path) {
     write_description(json, *key);
     write_default(json, *key);
     const bool open = key->type == KeyType::kAny;
-    if (!open && (object || key->limits.takes_auto || key->limits.takes_null)) {
+    if (key->role == KeyRole::kRefused) {
+      write_nothing(json);
+    } else if (!open && (object || takes_auto(*key) || key->limits.takes_null)) {
       write_alternatives(json, *key, object);
     } else {
       write_type(json, *key);
@@ -158,7 +173,8 @@ void write_member(JsonWriter& json, const std::string& path) {
 std::vector<std::string> children(std::string_view path) {
   std::vector<std::string> names;
   for (const Key& key : keys()) {
-    if (key.role == KeyRole::kRefused || !key.path.starts_with(path)) continue;
+    const bool never = key.role == KeyRole::kRefused && !key.limits.takes_nothing;
+    if (never || !key.path.starts_with(path)) continue;
     if (key.path.size() <= path.size() || key.path[path.size()] != '/') continue;
     const std::string_view rest = key.path.substr(path.size() + 1);
     const std::string name(rest.substr(0, rest.find('/')));
@@ -167,18 +183,30 @@ std::vector<std::string> children(std::string_view path) {
   return names;
 }
 
+// "/a/b" -> "#/properties/a/properties/b"
+std::string schema_pointer(std::string_view path) {
+  std::string pointer = "#";
+  for (const std::string_view name : split(path.substr(1), '/')) {
+    pointer += fmt::format("/properties/{}", name);
+  }
+  return pointer;
+}
+
 void write_object(JsonWriter& json, const std::string& path) {
   json.field("type", "object").field("additionalProperties", false);
+  if (path.empty()) {  // comments
+    json.key("patternProperties").begin_object().key("^(_|//)").begin_object();
+    json.end_object().end_object();
+  }
   json.key("properties").begin_object();
   for (const std::string& name : children(path)) {
     json.key(name);
     write_member(json, path + '/' + name);
   }
-  if (path.empty()) {
-    for (const BlockAlias& block : block_aliases()) {
-      json.key(block.alias.substr(1)).begin_object();
-      json.field("$ref", fmt::format("#/properties{}", block.name)).end_object();
-    }
+  for (const Alias& alias : aliases()) {
+    if (alias.alias.substr(0, alias.alias.rfind('/')) != path) continue;
+    json.key(alias.alias.substr(path.size() + 1)).begin_object();
+    json.field("$ref", schema_pointer(alias.name)).end_object();
   }
   json.end_object();
 }

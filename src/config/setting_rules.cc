@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "src/config/config_impl.h"
+#include "src/config/mistakes.h"
 #include "src/config/support_table.h"
 #include "zerofp8/plan.h"
 
@@ -110,7 +111,7 @@ constexpr SettingRule kRules[] = {
 
 }  // namespace
 
-void check_settings(const Settings& settings, const Config::Impl& written) {
+void check_settings(const Settings& settings, const Config::Impl& written, Mistakes& mistakes) {
   for (const SettingRule& rule : kRules) {
     if (!rule.broken(settings, written)) continue;
     const Value* value = written.find(rule.pointer);
@@ -118,8 +119,7 @@ void check_settings(const Settings& settings, const Config::Impl& written) {
     const std::string pointer(value ? value->pointer : rule.pointer);
     const std::string given = rule.given(settings, written);
     const std::string allowed(rule.allowed), fix(rule.fix);
-    if (rule.not_yet) throw UnsupportedError(pointer, given, allowed, fix);
-    throw ConfigError(pointer, given, allowed, fix);
+    mistakes.add(ConfigError(pointer, given, allowed, fix), rule.not_yet);
   }
 }
 

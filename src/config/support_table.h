@@ -17,6 +17,8 @@
 
 namespace zerofp8 {
 
+class Mistakes;
+
 enum class ModelFlags : std::uint8_t { kFp32, kBf16, kFp16, kBoth };
 
 enum class Verdict : std::uint8_t { kRuns, kContradiction, kNotYet };
@@ -65,6 +67,6 @@ std::vector<Cell> nearest_running(const Cell& cell);
 void check_supported(const Cell& cell);
 // Rules about the other settings, e.g. error feedback without FP8 (setting_rules.cc). Throws as
 // check_supported.
-void check_settings(const Settings& settings, const Config::Impl& written);
+void check_settings(const Settings& settings, const Config::Impl& written, Mistakes& mistakes);
 
 }  // namespace zerofp8

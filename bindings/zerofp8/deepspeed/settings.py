@@ -55,7 +55,7 @@ def check(written, mpu):
                                "use bfloat16, or /fp16 with a loss scale")
     parsed = _C.Config.parse(json.dumps(for_zerofp8(written)), "ds_config")
     _C.resolve(parsed, *_sizes(mpu), auto_adam=_C.AdamOptions(), auto_gradient_clipping=1.0,
-               auto_batch=None)
+               assume_auto=True)
 
 
 def _sizes(mpu):
