@@ -11,6 +11,7 @@ TESTED_VERSIONS = ("2.11.0",)
 _NEEDED = (
     ("torch", "_C._current_graph_task_id", ()),
     ("torch", "_C._will_engine_execute_node", ()),
+    ("torch", "_C._storage_Use_Count", ()),
     ("torch", "_disable_dynamo", ()),
     ("torch.nn.parallel", "DistributedDataParallel._active_ddp_module", ()),
     ("torch.nn.parallel", "DistributedDataParallel._ddp_init_helper",

@@ -28,12 +28,17 @@ class WeightWatch:
     def _remember(self):
         self._versions = [n.parameter._version for n in self._parameters]
 
+    @torch.no_grad()
     def replaced(self):
         """What is wrong with storages that were replaced since ``initialize``; "" if none were."""
         for named, storage in zip(self._parameters, self._storages):
             if named.parameter.data_ptr() != storage.data_ptr():
+                if _take_back(named.parameter, storage):
+                    continue
                 return (f"the storage of parameter \"{named.name}\" was replaced after initialize "
-                        "(e.g. by model.to() or load_state_dict(assign=True)); initialize again")
+                        "(e.g. by model.to() or load_state_dict(assign=True)): move the model to "
+                        "the trainer's device before initialize (model.to(accelerator.device), "
+                        "model.to(training_arguments.device)), or initialize again")
         return ""
 
     def check(self):
@@ -161,3 +166,23 @@ def check_replicated(records):
                     f"{there} on rank {first})", "the same weights on all tensor ranks, or the mark",
                     "set parameter.tensor_model_parallel = True if tensor ranks hold different "
                     "slices of it, else begin with the same weights on all of them")
+
+
+def _take_back(p, storage):
+    """Give a parameter that was copied within its place the engine's memory again; whether it did.
+
+    accelerate does so between CPU ranks (``model.to("cpu:0")`` copies), and the Trainer loads
+    weights afterwards. Memory that somebody else holds, too, with other bits may be the way back
+    of a swap: it is left alone.
+    """
+    w = p.data
+    if (w.device, w.dtype, w.shape, w.stride()) != (storage.device, storage.dtype, storage.shape,
+                                                    storage.stride()):
+        return False
+    if not torch.equal(w, storage):
+        # One is ours, one is that of the object that is asked here.
+        if torch._C._storage_Use_Count(storage.untyped_storage()._cdata) > 2:
+            return False
+        storage.copy_(w)  # seen by the version counter, which the two share
+    p.data = storage
+    return True

@@ -182,7 +182,7 @@ def test_dtype_that_is_not_the_configs():
 def test_storage_replaced_after_initialize():
     model = linear()
     model, optimizer = zerofp8.initialize(model, adam(model), {})
-    model.weight.data = torch.ones(4, 4)
+    model.weight.data = torch.ones(4, 4).t()  # not as it was
     model(torch.ones(1, 4)).sum().backward()
     with pytest.raises(zerofp8.ArgumentError, match="initialize again"):
         optimizer.step()

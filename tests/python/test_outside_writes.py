@@ -162,7 +162,7 @@ def replaced(rank, folder, call):
     model, optimizer = start(Scaled(), "O2")
     optimizer.save(folder)
     if rank == 1:
-        model.linear.weight.data = model.linear.weight.data.clone()
+        model.linear.weight.data = model.linear.weight.data.double()
     try:
         if call == "load":
             optimizer.load(folder)
