@@ -80,6 +80,9 @@ void bind_settings(py::module_& m) {
       .def_property_readonly("accumulation_steps",
                              [](const Settings& s) { return s.batch.accumulation_steps; })
       .def_property_readonly("data_ranks", [](const Settings& s) { return s.launch.data_ranks; })
+      .def_property_readonly("block_size", [](const Settings& s) { return s.block_size.value; })
+      .def_property_readonly("fp32_moments_below",
+                             [](const Settings& s) { return s.fp32_moments_below.value; })
       .def_property_readonly("gradient_clipping",
                              [](const Settings& s) { return s.gradient_clipping.value; })
       .def_property_readonly(

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,26 +115,42 @@ void bind_parameter(py::module_& m) {
            py::arg("counts_in_norm") = true);
 }
 
+StateKind kind_from(const std::string& kind) {
+  const std::map<std::string, StateKind> kinds = {{"gradient", StateKind::kGradient},
+                                                  {"master", StateKind::kMaster},
+                                                  {"exp_avg", StateKind::kExpAvg},
+                                                  {"exp_avg_sq", StateKind::kExpAvgSq}};
+  const auto found = kinds.find(kind);
+  if (found == kinds.end()) {
+    throw ArgumentError("kind of state: given \"" + kind +
+                        "\"; allowed: gradient, master, exp_avg, exp_avg_sq");
+  }
+  return found->second;
+}
+
+py::bytes as_bytes(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
 void bind_state(py::class_<PyEngine>& engine) {
   engine
       .def("full_state",
            [](PyEngine& e, int parameter, const std::string& kind) {
-             const std::map<std::string, StateKind> kinds = {{"gradient", StateKind::kGradient},
-                                                             {"master", StateKind::kMaster},
-                                                             {"exp_avg", StateKind::kExpAvg},
-                                                             {"exp_avg_sq", StateKind::kExpAvgSq}};
-             const auto found = kinds.find(kind);
-             if (found == kinds.end()) {
-               throw ArgumentError("full_state: given \"" + kind +
-                                   "\"; allowed: gradient, master, exp_avg, exp_avg_sq");
-             }
+             const StateKind which = kind_from(kind);
              std::vector<float> values;
              {
                const py::gil_scoped_release release;
-               values = e.engine().full_state(parameter, found->second);
+               values = e.engine().full_state(parameter, which);
              }
-             return py::bytes(reinterpret_cast<const char*>(values.data()),
-                              values.size() * sizeof(float));
+             return as_bytes(values);
+           })
+      .def("own_state",
+           [](PyEngine& e, int parameter, const std::string& kind) {
+             py::list list;
+             for (const OwnState& own : e.engine().own_state(parameter, kind_from(kind))) {
+               list.append(py::make_tuple(own.offset, as_bytes(own.values)));
+             }
+             return list;
            })
       .def("state_pieces",
            [](PyEngine& e) {
@@ -143,17 +160,25 @@ void bind_state(py::class_<PyEngine>& engine) {
              }
              return list;
            })
-      // In the order of state_pieces.
-      .def("read_pieces",
-           [](PyEngine& e) {
-             py::list list;
-             for (const StatePiece& p : e.engine().state_pieces()) {
-               std::string bytes(p.bytes.size(), '\0');
-               e.engine().read_piece(p, bytes.data());
-               list.append(py::bytes(bytes));
-             }
-             return list;
-           })
+      // In the order of state_pieces; of these numbers only, if given.
+      .def(
+          "read_pieces",
+          [](PyEngine& e, const std::optional<std::vector<std::size_t>>& only) {
+            const std::vector<StatePiece> pieces = e.engine().state_pieces();
+            py::list list;
+            const auto add = [&](const StatePiece& p) {
+              std::string bytes(p.bytes.size(), '\0');
+              e.engine().read_piece(p, bytes.data());
+              list.append(py::bytes(bytes));
+            };
+            if (only) {
+              for (const std::size_t i : *only) add(pieces.at(i));
+            } else {
+              for (const StatePiece& p : pieces) add(p);
+            }
+            return list;
+          },
+          py::arg("only") = py::none())
       .def("write_pieces",
            [](PyEngine& e, const std::vector<py::buffer>& values) {
              const std::vector<StatePiece> pieces = e.engine().state_pieces();

@@ -10,6 +10,7 @@ from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
 from .optimizer import Optimizer
+from .shard_wire import Listener
 from .parameters import (DTYPES, adam_options, check_model, check_partial, check_template, collect,
                          name_slices, rest_of)
 from .weights import check_replicated, replicated_digests
@@ -108,6 +109,7 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
         "backend": None if prepared is None else prepared.backend,
         "placement": None if prepared is None else prepared.placement.kind,
         "gpu": None if prepared is None else prepared.gpu,
+        "shards": None if prepared is None else prepared.address,
         "error": None if error is None else groups.as_record(error)}, timeout)
     groups.raise_first_error(records)
     devices.check_same(records)
@@ -153,6 +155,10 @@ class _Prepared:
         self.placement.make_mirrors(self.parameters)
         self.main_grads = MainGrads(self.parameters, self.placement)
         self.made = []  # process groups; the optimizer gives them back
+        # Stage 0 has all state on each rank.
+        is_cut = len(layout.data) > 1 and self.settings.stage > 0
+        self.listener = Listener() if is_cut else None
+        self.address = self.listener.address if is_cut else None
 
     def _find_tied(self):
         tied = {}
@@ -194,7 +200,14 @@ class _Prepared:
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
         return Optimizer(self.template, engine, self.parameters, taker, self.settings,
                          self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made,
-                         capturable=self.capturable)
+                         capturable=self.capturable, shards=self._shards(records, timeout))
+
+    def _shards(self, records, timeout):
+        """Who holds a part of which parameter's state, and where to ask for it."""
+        owners = [self.layout.data if self.reduce[n.group] is None else self.reduce[n.group][0]
+                  for n in self.parameters]
+        addresses = {r: records[r]["shards"] for r in self.layout.data if self.listener is not None}
+        return owners, self.layout.rank, addresses, self.listener, timeout
 
     def _communicator(self, ranks, timeout, control_only=False):
         backend = "torch" if control_only and self.backend == "nccl" else self.backend

@@ -7,10 +7,13 @@ from contextlib import contextmanager
 import torch
 
 from .capturable import PendingReport
+from .checkpoints import Checkpoints
 from .errors import ArgumentError, ConfigError, UnsupportedError
 from .parameters import adam_options, as_tuple
 from .plan import Plan
-from . import groups, state
+from . import groups
+from .shards import Shards
+from .state_view import StateView, carry_hooks
 from .streams import is_capturing
 from .weights import WeightWatch
 
@@ -24,7 +27,7 @@ def close_all():
         optimizer.close()
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(Checkpoints, torch.optim.Optimizer):
     """A ``torch.optim.Optimizer`` whose gradients, state and weights are handled by the engine.
 
     Made by ``zerofp8.initialize``, not directly. ``param_groups`` are the template's own dicts:
@@ -38,8 +41,9 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, template, engine, parameters, taker, settings, decoupled, has_loss=True,
-                 made=None, capturable=False):
+                 made=None, capturable=False, shards=([], 0, {}, None, 0.0)):
         super().__init__(template.param_groups, dict(template.defaults))
+        carry_hooks(template, self)
         self._engine = engine
         self._parameters = parameters
         self._index = {id(n.parameter): i for i, n in enumerate(parameters)}
@@ -55,6 +59,9 @@ class Optimizer(torch.optim.Optimizer):
         self._capturable = capturable
         self._report = None  # of the last step; with `capturable` the engine has it
         self.settings = settings
+        self._shards = Shards(self, *shards)
+        self._watch.following = self._shards.following
+        self.state = StateView(self)
         taker.stand_for(self)
         if capturable and engine.placement.index is not None:
             taker.never_wait()
@@ -109,9 +116,11 @@ class Optimizer(torch.optim.Optimizer):
         self._watch.look()
 
     def _step_engine(self):
+        self._shards.begin_step()
         try:
             self._report = self._engine.enqueue_step() if self._capturable else self._engine.step()
         finally:
+            self._shards.end_step()
             self._taker.start_step()
             self._scale_was_asked = self._reduced = False
         if self._capturable or self._report.applied:
@@ -333,40 +342,7 @@ class Optimizer(torch.optim.Optimizer):
         """Steps that were applied so far."""
         return self._engine.applied_steps()
 
-    # -- state -----------------------------------------------------------------------------------
-
-    def save(self, folder):
-        """Write a checkpoint of state and weights that any number of ranks can load. Collective."""
-        self._on_all_ranks(self._watch.replaced())
-        self._watch.look()
-        self._push_groups()  # a scheduler has set the next step's
-        self._engine.save(str(folder))
-
-    def load(self, folder):
-        """Load what ``save`` wrote, on any number of data ranks: state, weights, counters and
-        hyper-parameters. Collective.
-        """
-        self._on_all_ranks(self._watch.replaced())
-        self._engine.load(str(folder))
-        self._watch.updated()
-        state.pull_groups(self._engine, self.param_groups)
-        self._pushed = [None] * len(self.param_groups)
-
-    def _on_all_ranks(self, error):
-        """Before a collective: a fault of one rank is an error on all, and nobody waits."""
-        self._engine.raise_on_all_ranks(error)
-
-    def state_dict(self):
-        """This rank's part of the state, for ``torch.save`` into a file per rank."""
-        return state.state_dict(self)
-
-    def load_state_dict(self, state_dict):
-        """Load what ``state_dict`` gave on this rank, on the same number of ranks.
-
-        The model's weights are not part of it: load those with ``model.load_state_dict``, before
-        or after.
-        """
-        state.load_state_dict(self, state_dict)
+    # -- the rest -------------------------------------------------------------------------------
 
     def add_param_group(self, param_group):
         """Refused after ``initialize``: buckets and shards are made there."""
@@ -379,6 +355,7 @@ class Optimizer(torch.optim.Optimizer):
     def close(self):
         """Give memory, threads, process groups and hooks back. The model keeps its weights."""
         self._taker.close()
+        self._shards.close()
         self._engine.close()
         self._give_back()
 

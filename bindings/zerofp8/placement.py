@@ -18,9 +18,9 @@ from .streams import SideStream
 _OF_WEIGHTS = {"step", "enqueue_step", "write_groups", "load", "save", "weight_changed",
                "weights_changed"}
 _ORDERED = _OF_WEIGHTS | {
-    "reduce_gradients", "discard_gradients", "gradient_norms", "full_state", "state_pieces",
-    "read_pieces", "write_pieces", "counters", "restore_counters", "close", "fetch_report",
-    "grad_norm", "applied_steps", "skipped_steps", "step_of"}
+    "reduce_gradients", "discard_gradients", "gradient_norms", "full_state", "own_state",
+    "state_pieces", "read_pieces", "write_pieces", "counters", "restore_counters", "close",
+    "fetch_report", "grad_norm", "applied_steps", "skipped_steps", "step_of"}
 
 
 class Host:
@@ -169,10 +169,13 @@ class PlacedEngine:
     Attributes
     ----------
     placement : Host, Cuda or Offload
+    unordered : zerofp8._C.Engine
+        Without the order.
     """
 
     def __init__(self, engine, placement):
         self.placement = placement
+        self.unordered = engine  # for threads that read state beside the trainer
         self.add_gradient = placement.add_gradient  # (index, tensor)
         self.end_micro_batch = partial(placement.end_micro_batch, engine.end_micro_batch)
         for name in dir(engine):

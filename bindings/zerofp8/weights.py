@@ -2,6 +2,7 @@
 
 import hashlib
 import zlib
+from contextlib import nullcontext
 
 import torch
 
@@ -20,6 +21,7 @@ class WeightWatch:
         self._engine = engine
         self._placement = engine.placement
         self._parameters = parameters
+        self.following = nullcontext  # around what lets masters follow weights
         self._expected = None  # digest of the weights that a loaded state belongs to
         # The engine writes here: held, so that a replaced storage is an error and not a crash.
         self._storages = [n.parameter.detach() for n in parameters]
@@ -62,9 +64,10 @@ class WeightWatch:
             else:
                 self._fetch(changed)
             return
-        for i in changed:
-            self._fetch([i])
-            self._engine.weight_changed(i)
+        with self.following():
+            for i in changed:
+                self._fetch([i])
+                self._engine.weight_changed(i)
 
     def _fetch(self, indices):
         for i in indices:
@@ -80,7 +83,8 @@ class WeightWatch:
     def reset(self):
         """Masters become what the weights are."""
         self._fetch(range(len(self._parameters)))
-        self._engine.weights_changed()
+        with self.following():
+            self._engine.weights_changed()
         self._expected = None
         self._remember()
 

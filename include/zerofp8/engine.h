@@ -107,6 +107,12 @@ struct StateCounters {
 
 enum class StateKind : std::uint8_t { kGradient, kMaster, kExpAvg, kExpAvgSq };
 
+// What this rank holds of a parameter's state: a run of elements as FP32.
+struct OwnState {
+  std::int64_t offset = 0;  // first element, in the parameter
+  std::vector<float> values;
+};
+
 class Engine {
  public:
   // Compares config, names, shapes and order over all ranks before anything is allocated. Throws
@@ -185,6 +191,8 @@ class Engine {
   // The whole tensor, on every rank, as FP32 (collective). kGradient: the averaged gradient,
   // between reduce_gradients() and step(); kExpAvgSq: v, also where its root is stored.
   std::vector<float> full_state(int parameter, StateKind kind);
+  // This rank's part of it, in order of offset; not collective, and not for gradients.
+  std::vector<OwnState> own_state(int parameter, StateKind kind);
 
   // This rank's part of the state, for callers that keep it in a file of their own: fill the pieces
   // and give the counters back on the same number of ranks. Weights are not among the pieces.

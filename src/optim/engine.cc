@@ -120,6 +120,9 @@ StateCounters Engine::counters() const { return impl_->counters(); }
 void Engine::restore_counters(const StateCounters& counters) { impl_->restore_counters(counters); }
 void Engine::save(const std::string& root) { impl_->save(root); }
 void Engine::load(const std::string& root) { impl_->load(root); }
+std::vector<OwnState> Engine::own_state(int parameter, StateKind kind) {
+  return impl_->own_state(parameter, kind);
+}
 std::vector<float> Engine::full_state(int parameter, StateKind kind) {
   return impl_->full_state(parameter, kind);
 }

@@ -223,6 +223,7 @@ struct Engine::Impl {
 
   // state_access.cc
   std::vector<float> full_state(int parameter, StateKind kind);
+  std::vector<OwnState> own_state(int parameter, StateKind kind);
   void decode_state(BucketState& b, const Segment& s, std::int64_t at, StateKind kind, float* out);
   std::span<const std::byte> on_host(std::span<const std::byte> data,
                                      std::vector<std::byte>& memory);

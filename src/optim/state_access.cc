@@ -83,6 +83,26 @@ std::vector<float> Engine::Impl::full_state(int parameter, StateKind kind) {
   return values;
 }
 
+std::vector<OwnState> Engine::Impl::own_state(int parameter, StateKind kind) {
+  watch_replays();
+  if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
+    throw ArgumentError("own_state: no parameter " + std::to_string(parameter));
+  }
+  if (kind == StateKind::kGradient) {
+    throw ArgumentError("own_state: given gradient; allowed: master, exp_avg, exp_avg_sq");
+  }
+  std::vector<OwnState> own;
+  const Partition::Home home = partition.homes[parameter];
+  if (home.bucket < 0) return own;
+  BucketState& b = buckets[home.bucket];
+  for (const Segment& s : b.state_segments) {
+    if (s.parameter != parameter) continue;
+    own.push_back({s.parameter_offset, std::vector<float>(static_cast<std::size_t>(s.elements))});
+    decode_state(b, s, s.offset, kind, own.back().values.data());
+  }
+  return own;
+}
+
 std::vector<StatePiece> Engine::Impl::state_pieces() {
   std::vector<StatePiece> pieces;
   for (BucketState& b : buckets) {

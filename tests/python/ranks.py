@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from zerofp8.shards import stay_for_others
+
 _fork = multiprocessing.get_context("fork")
 
 
@@ -22,6 +24,7 @@ def _child(rank, size, path, function, arguments, pipe):
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size,
                                     timeout=timedelta(seconds=120))
         pipe.send_bytes(pickle.dumps(("value", function(rank, *arguments))))
+        stay_for_others()  # as a process does at its end
     except BaseException as error:  # sent to the test, with its trace
         text = traceback.format_exc()
         try:

@@ -3,6 +3,7 @@
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
 from ..errors import UnsupportedError
+from ..state_part import part
 from . import whole
 
 
@@ -110,7 +111,7 @@ class EngineOptimizer(ZeROOptimizer):
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self):
-        return self.optimizer.state_dict()
+        return part(self.optimizer)  # a file per rank, as DeepSpeed makes them
 
     def load_state_dict(self, state_dict=None, **unused):
         if state_dict is None:
