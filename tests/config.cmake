@@ -1,6 +1,7 @@
 zerofp8_test(config_keys_test zerofp8_config)
 zerofp8_test(config_resolve_test zerofp8_config)
 zerofp8_test(config_training_test zerofp8_config)
+zerofp8_test(config_wild_test zerofp8_config)
 zerofp8_test(support_table_test zerofp8_config)
 zerofp8_test(plan_test zerofp8_config nlohmann_json::nlohmann_json)
 zerofp8_test(plan_wire_test zerofp8_config)

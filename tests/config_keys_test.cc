@@ -67,7 +67,8 @@ TEST(KeyTable, EveryKeyRefusesTheWrongTypes) {
     if (key.type != KeyType::kNumber && key.type != KeyType::kInteger) wrong.push_back("1");
     if (!is_container(key.path)) wrong.push_back(object);
     if (!key.limits.takes_null) wrong.push_back("null");
-    const bool takes_auto = key.limits.takes_auto || auto_is_default(key);
+    const bool optional_block = key.type == KeyType::kObject && key.limits.takes_null;
+    const bool takes_auto = key.limits.takes_auto || auto_is_default(key) || optional_block;
     if (!takes_auto && key.standard != "auto") wrong.push_back("\"auto\"");
     if (key.type == KeyType::kInteger || key.type == KeyType::kNumber) {
       wrong.insert(wrong.end(), {"-1", "\"5e8\"", "NaN", "Infinity", "-Infinity", "-0.5"});

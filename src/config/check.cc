@@ -108,6 +108,8 @@ class Checker {
     if (!key && !container) return unknown(path, path.substr(0, path.rfind('/')), node);
     if (canonical == kZero && node.kind == Kind::kBool) return obsolete_stage(path, node);
     if (key && key->limits.takes_null && node.kind == Kind::kNull) return;
+    const bool optional_block = key && key->type == KeyType::kObject && key->limits.takes_null;
+    if (optional_block && is_text(node, "auto")) return;
     if (container && node.kind == Kind::kObject) return object(path, node);
     if (!key) {
       throw ConfigError(

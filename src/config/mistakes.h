@@ -29,13 +29,14 @@ class Mistakes {
   }
   void add(const ConfigError& error, bool unsupported = false) {
     all_unsupported_ = all_unsupported_ && unsupported;
-    std::vector<std::string> texts = error.others();
-    texts.insert(texts.begin(), error.what());
-    texts[0] = texts[0].substr(0, texts[0].find('\n'));
     if (!first_) first_ = error;
-    for (const std::string& text : texts) {
-      if (std::find(texts_.begin(), texts_.end(), text) == texts_.end()) texts_.push_back(text);
-    }
+    const std::string what = error.what();
+    add_text(what.substr(0, what.find('\n')));
+    for (const std::string& text : error.others()) add_text(text);
+  }
+  // A further one, beside those that were added.
+  void add_text(const std::string& text) {
+    if (std::find(texts_.begin(), texts_.end(), text) == texts_.end()) texts_.push_back(text);
   }
   bool any() const { return first_.has_value(); }
   // Nothing without mistakes; UnsupportedError if the file is sound otherwise.

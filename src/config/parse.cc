@@ -2,6 +2,7 @@
 // the usual document type would silently keep the last of two equal keys.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -133,10 +134,13 @@ void add_mistakes_between_keys(const Config& config, Mistakes& mistakes) {
   try {
     resolve(config, {}, {.assume_auto = true});
   } catch (const ConfigError& error) {
-    for (const std::string_view word : kOfRanks) {
-      if (error.pointer().find(word) != std::string::npos) return;
+    for (const std::string_view text : split(error.what(), '\n')) {
+      const std::string_view pointer = text.substr(0, text.find(':'));
+      const bool of_ranks = std::any_of(
+          std::begin(kOfRanks), std::end(kOfRanks),
+          [&](std::string_view word) { return pointer.find(word) != std::string_view::npos; });
+      if (!of_ranks) mistakes.add_text(std::string(text));
     }
-    mistakes.add(error);
   }
 }
 
