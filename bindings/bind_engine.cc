@@ -115,17 +115,26 @@ void bind_parameter(py::module_& m) {
            py::arg("counts_in_norm") = true);
 }
 
-StateKind kind_from(const std::string& kind) {
-  const std::map<std::string, StateKind> kinds = {{"gradient", StateKind::kGradient},
-                                                  {"master", StateKind::kMaster},
-                                                  {"exp_avg", StateKind::kExpAvg},
-                                                  {"exp_avg_sq", StateKind::kExpAvgSq}};
-  const auto found = kinds.find(kind);
-  if (found == kinds.end()) {
-    throw ArgumentError("kind of state: given \"" + kind +
-                        "\"; allowed: gradient, master, exp_avg, exp_avg_sq");
+template <class Kind>
+Kind kind_from(const char* call, const std::string& name,
+               const std::vector<std::pair<const char*, Kind>>& kinds) {
+  std::string allowed;
+  for (const auto& [known, kind] : kinds) {
+    if (name == known) return kind;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(known);
   }
-  return found->second;
+  throw ArgumentError(fmt::format("{}: given \"{}\"; allowed: {}", call, name, allowed));
+}
+StateKind state_kind_from(const std::string& name) {
+  return kind_from<StateKind>("full_state", name,
+                              {{"gradient", StateKind::kGradient},
+                               {"master", StateKind::kMaster},
+                               {"exp_avg", StateKind::kExpAvg},
+                               {"exp_avg_sq", StateKind::kExpAvgSq}});
+}
+NormKind norm_kind_from(const std::string& name) {
+  return kind_from<NormKind>("gradient_norms", name,
+                             {{"two", NormKind::kTwo}, {"inf", NormKind::kInfinity}});
 }
 
 py::bytes as_bytes(const std::vector<float>& values) {
@@ -136,7 +145,7 @@ void bind_state(py::class_<PyEngine>& engine) {
   engine
       .def("full_state",
            [](PyEngine& e, int parameter, const std::string& kind) {
-             const StateKind which = kind_from(kind);
+             const StateKind which = state_kind_from(kind);
              std::vector<float> values;
              {
                const py::gil_scoped_release release;
@@ -144,10 +153,24 @@ void bind_state(py::class_<PyEngine>& engine) {
              }
              return as_bytes(values);
            })
+      .def("set_full_state",
+           [](PyEngine& e, int parameter, const std::string& kind, const py::buffer& values) {
+             const py::buffer_info view = values.request();
+             if (view.format != py::format_descriptor<float>::format() ||
+                 PyBuffer_IsContiguous(view.view(), 'C') == 0) {
+               throw ArgumentError("set_full_state: given numbers of format \"" + view.format +
+                                   "\"; allowed: contiguous FP32");
+             }
+             const std::span span(static_cast<const float*>(view.ptr),
+                                  static_cast<std::size_t>(view.size));
+             const py::gil_scoped_release release;
+             e.engine().set_full_state(parameter, state_kind_from(kind), span);
+           })
+      .def("set_step", [](PyEngine& e, int p, std::int64_t t) { e.engine().set_step(p, t); })
       .def("own_state",
            [](PyEngine& e, int parameter, const std::string& kind) {
              py::list list;
-             for (const OwnState& own : e.engine().own_state(parameter, kind_from(kind))) {
+             for (const OwnState& own : e.engine().own_state(parameter, state_kind_from(kind))) {
                list.append(py::make_tuple(own.offset, as_bytes(own.values)));
              }
              return list;
@@ -305,11 +328,17 @@ void bind_engine(py::module_& m) {
           "discard_gradients", [](PyEngine& e) { e.engine().discard_gradients(); }, Release())
       .def(
           "grad_norm", [](PyEngine& e) { return e.engine().grad_norm(); }, Release())
-      .def("gradient_norms",
-           [](PyEngine& e) {
-             const py::gil_scoped_release release;
-             return e.engine().gradient_norms();
-           })
+      .def(
+          "gradient_norms",
+          [](PyEngine& e, const std::string& kind) {
+            const py::gil_scoped_release release;
+            return e.engine().gradient_norms(norm_kind_from(kind));
+          },
+          py::arg("kind") = "two")
+      .def(
+          "discard_gradient", [](PyEngine& e, int p) { e.engine().discard_gradient(p); }, Release())
+      .def("scale_gradient",
+           [](PyEngine& e, int p, double factor) { e.engine().scale_gradient(p, factor); })
       .def("loss_scale", [](PyEngine& e) { return e.engine().loss_scale(); })
       .def("set_trainer_loss_scale",
            [](PyEngine& e, double scale) { e.engine().set_trainer_loss_scale(scale); })

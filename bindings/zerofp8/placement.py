@@ -16,11 +16,11 @@ from .streams import SideStream
 
 # Engine calls that read or write the model's weights; and others that come after what is queued.
 _OF_WEIGHTS = {"step", "enqueue_step", "write_groups", "load", "save", "weight_changed",
-               "weights_changed"}
+               "weights_changed", "set_full_state"}
 _ORDERED = _OF_WEIGHTS | {
-    "reduce_gradients", "discard_gradients", "gradient_norms", "full_state", "own_state",
-    "state_pieces", "read_pieces", "write_pieces", "counters", "restore_counters", "close",
-    "fetch_report", "grad_norm", "applied_steps", "skipped_steps", "step_of"}
+    "reduce_gradients", "discard_gradients", "discard_gradient", "gradient_norms", "full_state",
+    "own_state", "state_pieces", "read_pieces", "write_pieces", "counters", "restore_counters",
+    "close", "fetch_report", "grad_norm", "applied_steps", "skipped_steps", "step_of", "set_step"}
 
 
 class Host:

@@ -106,6 +106,7 @@ struct StateCounters {
 };
 
 enum class StateKind : std::uint8_t { kGradient, kMaster, kExpAvg, kExpAvgSq };
+enum class NormKind : std::uint8_t { kTwo, kInfinity };
 
 // What this rank holds of a parameter's state: a run of elements as FP32.
 struct OwnState {
@@ -134,10 +135,10 @@ class Engine {
   // gradient.
   void reduce_gradients();
   double grad_norm() const;
-  // L2 norm of each parameter's averaged gradient before clipping, in the order of parameters();
-  // NaN where it is not finite. Of a tensor slice where the parameter is cut. Between
-  // reduce_gradients() and step(); collective over the data ranks.
-  std::vector<double> gradient_norms();
+  // L2 norm, or largest magnitude, of each parameter's averaged gradient before clipping, in the
+  // order of parameters(); NaN where it is not finite. Of a tensor slice where the parameter is
+  // cut. Between reduce_gradients() and step(); collective over the data ranks.
+  std::vector<double> gradient_norms(NormKind kind = NormKind::kTwo);
   // The accumulation boundary: reduce, agree, clip, update, gather. Implies end_micro_batch if
   // gradients were added since the last one. Throws NumericError when a dynamic loss scale is at
   // its floor and gradients are still not finite.
@@ -158,6 +159,17 @@ class Engine {
   void write_groups();
   // Throws away what was accumulated since the last step. With a sharded accumulator: collective.
   void discard_gradients();
+  // The same for one parameter, as if this rank had given it no gradient since the last step. With
+  // a sharded accumulator (then between micro-batches only), or after reduce_gradients(), all data
+  // ranks have to do the same: step() throws ArgumentError where they have not, with nothing
+  // changed. After the reduction, the norm and what was not finite stay as they were agreed on.
+  // Capturable engines: with a local accumulator and before the reduction only.
+  void discard_gradient(int parameter);
+  // Multiplies one parameter's averaged gradient in this step's update, on top of earlier calls:
+  // what a trainer that clips by itself does to it. Between reduce_gradients() and step(); the same
+  // on all data ranks and all holders of a tied parameter, which is compared as above. Norms and
+  // full_state() are without it. Not for capturable engines.
+  void scale_gradient(int parameter, double factor);
 
   // Multiply the loss by it before backward. 1 unless fp16 is on.
   double loss_scale() const;
@@ -193,6 +205,12 @@ class Engine {
   std::vector<float> full_state(int parameter, StateKind kind);
   // This rank's part of it, in order of offset; not collective, and not for gradients.
   std::vector<OwnState> own_state(int parameter, StateKind kind);
+  // The other way: the whole tensor as FP32, given on every rank, of which each keeps its part,
+  // rounded to nearest. kMaster sets the weight, too; kExpAvgSq: v, also where its root is stored.
+  // Between steps only. Throws ArgumentError for another size, kGradient, or v < 0.
+  void set_full_state(int parameter, StateKind kind, std::span<const float> values);
+  // Adam's t of one parameter, for state that comes from elsewhere; the same on all ranks.
+  void set_step(int parameter, std::int64_t step);
 
   // This rank's part of the state, for callers that keep it in a file of their own: fill the pieces
   // and give the counters back on the same number of ranks. Weights are not among the pieces.

@@ -223,6 +223,8 @@ void Engine::Impl::forget_gradients() {
     state.adds = state.flushes = 0;
     state.used = state.used_anywhere = state.ready = state.late = false;
     state.bad_source = state.bad_sum = false;
+    state.factor = 1;
+    state.edits = 0;
   }
   micro_batches = 0;
   open_micro_batch = false;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -86,7 +87,7 @@ ExactSum Engine::Impl::local_sum_squares() {
   return words->sum();
 }
 
-std::vector<double> Engine::Impl::gradient_norms() {
+std::vector<double> Engine::Impl::gradient_norms(NormKind kind) {
   struct Sum {
     std::int64_t limbs[ExactLimbs::kWords];
     std::uint32_t amax, padding;
@@ -102,22 +103,29 @@ std::vector<double> Engine::Impl::gradient_norms() {
     }
   }
   device->download(sums.data(), memory.data(), sums.size() * sizeof(Sum));
+  // Of this rank's shards: squares, which add up, or maxima; NaN counts as more than any.
+  const bool largest = kind == NormKind::kInfinity;
   std::vector<double> squares(parameters.size(), 0.0);
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    squares[i] = not_finite(sums[i].amax) ? std::nan("") : ExactSum(sums[i].limbs).value();
+    const double part = largest ? static_cast<double>(std::bit_cast<float>(sums[i].amax))
+                                : ExactSum(sums[i].limbs).value();
+    const double none = largest ? INFINITY : std::nan("");
+    squares[i] = not_finite(sums[i].amax) ? none : part;
   }
   for (Communicator* comm : reduce_comms) {
     std::vector<double> theirs;
     for (std::size_t i = 0; i < squares.size(); ++i) {
       if (reduce_comm_of(static_cast<int>(i)) == comm) theirs.push_back(squares[i]);
     }
-    comm->all_reduce(std::span(theirs), ReduceOp::kSum);
+    comm->all_reduce(std::span(theirs), largest ? ReduceOp::kMax : ReduceOp::kSum);
     std::size_t at = 0;
     for (std::size_t i = 0; i < squares.size(); ++i) {
       if (reduce_comm_of(static_cast<int>(i)) == comm) squares[i] = theirs[at++];
     }
   }
-  for (double& x : squares) x = std::sqrt(x);
+  for (double& x : squares) {
+    x = largest ? (std::isinf(x) ? std::nan("") : x) : std::sqrt(x);
+  }
   return squares;
 }
 
@@ -251,22 +259,27 @@ bool Engine::Impl::agree_on_update(bool overflow) {
   constexpr std::int32_t kOverflow = 1, kFault = 2;
   struct Vote {
     std::int64_t state;
-    std::uint64_t digest;
+    std::uint64_t digest, edits;
   };
   std::string fault = fault_of_groups();
+  if (fault.empty()) fault = tied_edits_that_differ();
   std::string text = fmt::format("{} applied steps{}", applied, text_of(hyper));
   if (trainer_scale != 1) text += fmt::format("; the trainer's loss scale {}", trainer_scale);
-  const Vote mine{!fault.empty() ? kFault : overflow ? kOverflow : 0, hash_name(text)};
+  const Vote mine{!fault.empty() ? kFault
+                  : overflow     ? kOverflow
+                                 : 0,
+                  hash_name(text), digest_of_edits()};
   std::vector<Vote> votes(static_cast<std::size_t>(groups.data->size()));
   groups.data->gather_control(std::as_bytes(std::span(&mine, 1)),
                               std::as_writable_bytes(std::span(votes)));
   std::int32_t any = 0;
-  std::size_t other = 0;
+  std::size_t other = 0, edited = 0;
   for (std::size_t r = 0; r < votes.size(); ++r) {
     any = std::max(any, static_cast<std::int32_t>(votes[r].state));
     if (other == 0 && votes[r].digest != votes[0].digest) other = r;
+    if (edited == 0 && votes[r].edits != votes[0].edits) edited = r;
   }
-  if (other != 0) any = kFault;
+  if (other != 0 || edited != 0) any = kFault;
   if (groups.model != nullptr) groups.model->all_reduce(std::span(&any, 1), ReduceOp::kMax);
   if (any != kFault) return any != 0;
   if (other != 0) {
@@ -275,6 +288,8 @@ bool Engine::Impl::agree_on_update(bool overflow) {
         "ranks disagree on this step: data rank 0 has \"{}\", data rank {} has \"{}\"; "
         "set the same hyper-parameters on every rank",
         texts[0], other, texts[other]);
+  } else if (edited != 0) {
+    fault = edits_that_differ(edited);
   }
   throw ArgumentError(first_error(groups.data, groups.model, fault));
 }

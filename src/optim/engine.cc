@@ -28,13 +28,13 @@ double Engine::grad_norm() const {
   return impl_->device_step ? impl_->norm_on_device() : impl_->agreed.norm;
 }
 
-std::vector<double> Engine::gradient_norms() {
+std::vector<double> Engine::gradient_norms(NormKind kind) {
   if (!impl_->reduced) {
     throw ArgumentError(
         "gradient_norms: nothing is reduced; call reduce_gradients() before, and "
         "step() after it");
   }
-  return impl_->gradient_norms();
+  return impl_->gradient_norms(kind);
 }
 StepReport Engine::step() { return impl_->step(); }
 void Engine::enqueue_step() {
@@ -54,6 +54,11 @@ void Engine::discard_gradients() {
   // A reduction that some ranks have started is ended by all.
   if (impl_->settings.accumulation_sharded && !impl_->reduced) impl_->end_open_micro_batch();
   impl_->clear_gradients();
+}
+
+void Engine::discard_gradient(int parameter) { impl_->discard_gradient(parameter); }
+void Engine::scale_gradient(int parameter, double factor) {
+  impl_->scale_gradient(parameter, factor);
 }
 
 double Engine::loss_scale() const { return impl_->scaler.scale(); }
@@ -126,5 +131,9 @@ std::vector<OwnState> Engine::own_state(int parameter, StateKind kind) {
 std::vector<float> Engine::full_state(int parameter, StateKind kind) {
   return impl_->full_state(parameter, kind);
 }
+void Engine::set_full_state(int parameter, StateKind kind, std::span<const float> values) {
+  impl_->set_full_state(parameter, kind, values);
+}
+void Engine::set_step(int parameter, std::int64_t step) { impl_->set_step(parameter, step); }
 
 }  // namespace zerofp8

@@ -37,6 +37,8 @@ struct ParameterState {
   // A non-finite value since the last step, known at the boundary: in a gradient given to this
   // rank, or in what it received.
   bool bad_source = false, bad_sum = false;
+  double factor = 1;        // of this step's gradient, by the trainer
+  std::uint64_t edits = 0;  // digest of what the trainer did to it and has to do on all data ranks
 };
 
 // One component of one segment as it lies in memory and in a checkpoint.
@@ -171,12 +173,21 @@ struct Engine::Impl {
   void add_squares(const BucketState& b, const Segment& s, std::int64_t* limbs,
                    std::uint32_t* amax);
   ExactSum local_sum_squares();
-  std::vector<double> gradient_norms();
+  std::vector<double> gradient_norms(NormKind kind);
   std::vector<Communicator*> payload_comms() const;
   std::string failure_on_device() const;
   void agree_on_use();
   bool agree_on_update(bool overflow);
   void name_bad_parameters(int rank, int slice);
+
+  // trainer_edits.cc
+  ParameterState& editable(int parameter, const char* call);
+  void zero_gradient(const View& view, std::int64_t elements);
+  void discard_gradient(int parameter);
+  void scale_gradient(int parameter, double factor);
+  std::uint64_t digest_of_edits() const;
+  std::string edits_that_differ(std::size_t other) const;
+  std::string tied_edits_that_differ() const;
 
   // update.cc
   void adam_segment(BucketState& b, const Segment& segment, bool commit);
@@ -224,6 +235,9 @@ struct Engine::Impl {
   // state_access.cc
   std::vector<float> full_state(int parameter, StateKind kind);
   std::vector<OwnState> own_state(int parameter, StateKind kind);
+  void set_full_state(int parameter, StateKind kind, std::span<const float> values);
+  void set_masters(BucketState& b, int parameter, std::span<const float> values);
+  void set_step(int parameter, std::int64_t step);
   void decode_state(BucketState& b, const Segment& s, std::int64_t at, StateKind kind, float* out);
   std::span<const std::byte> on_host(std::span<const std::byte> data,
                                      std::vector<std::byte>& memory);

@@ -1,8 +1,10 @@
 // Whole tensors for callers: gradient, master, moments, gathered over the ranks that hold them.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 
+#include "src/optim/adam_scalars.h"
 #include "src/optim/engine_impl.h"
 #include "zerofp8/error.h"
 
@@ -101,6 +103,89 @@ std::vector<OwnState> Engine::Impl::own_state(int parameter, StateKind kind) {
     decode_state(b, s, s.offset, kind, own.back().values.data());
   }
   return own;
+}
+
+void Engine::Impl::set_full_state(int parameter, StateKind kind, std::span<const float> values) {
+  watch_replays();
+  const auto fail = [](const std::string& text) { throw ArgumentError("set_full_state: " + text); };
+  if (parameter < 0 || parameter >= static_cast<int>(parameters.size())) {
+    fail("no parameter " + std::to_string(parameter));
+  }
+  const Parameter& p = parameters[static_cast<std::size_t>(parameter)];
+  if (kind == StateKind::kGradient) fail("given a gradient; allowed: master, exp_avg, exp_avg_sq");
+  if (static_cast<std::int64_t>(values.size()) != p.spec.numel()) {
+    fail(fmt::format("given {} numbers for parameter \"{}\"; allowed: {}", values.size(),
+                     p.spec.name, p.spec.numel()));
+  }
+  const Partition::Home home = partition.homes[static_cast<std::size_t>(parameter)];
+  if (home.bucket < 0) return;
+  BucketState& b = buckets[static_cast<std::size_t>(home.bucket)];
+  const bool root = kind == StateKind::kExpAvgSq && b.exp_avg_sq.storage != Storage::kFp32;
+  std::vector<float> stored(values.begin(), values.end());
+  if (kind == StateKind::kExpAvgSq) {
+    for (float& x : stored) {
+      if (!(x >= 0)) fail(fmt::format("given {} in exp_avg_sq of \"{}\"", x, p.spec.name));
+      if (root) x = std::sqrt(x);
+    }
+  }
+  if (kind == StateKind::kMaster) {
+    set_masters(b, parameter, stored);
+    return;
+  }
+  const View& to = kind == StateKind::kExpAvg ? b.exp_avg : b.exp_avg_sq;
+  for (const Segment& s : b.state_segments) {
+    if (s.parameter != parameter) continue;
+    const auto bytes = static_cast<std::size_t>(s.padded) * sizeof(float);
+    PooledBuffer memory = pool.acquire(bytes);
+    device->zero(memory.data(), bytes);
+    device->upload(memory.data(), stored.data() + s.parameter_offset,
+                   static_cast<std::size_t>(s.elements) * sizeof(float));
+    device->recode({.in = {.part = {Storage::kFp32, memory.data(), nullptr}, .residual = {}},
+                    .out = to.at(s.offset, settings.block_size),
+                    .elements = s.padded,
+                    .block = settings.block_size,
+                    .stream = {}});
+  }
+  device->synchronize();
+}
+
+// Weights of the whole parameter, remainders of this rank's range.
+void Engine::Impl::set_masters(BucketState& b, int parameter, std::span<const float> values) {
+  const auto n = static_cast<std::int64_t>(values.size());
+  PooledBuffer memory = pool.acquire(values.size_bytes());
+  device->upload(memory.data(), values.data(), values.size_bytes());
+  // Remainders of all of it, of which the range's are copied. 4 bytes hold any.
+  PooledBuffer rest = pool.acquire(values.size_bytes());
+  device->split_master({.dtype = b.bucket->dtype,
+                        .weight = parameters[static_cast<std::size_t>(parameter)].weight,
+                        .master_bits = b.master_bits,
+                        .rest = rest.data(),
+                        .values = memory.as<float>(),
+                        .elements = n});
+  for (const Segment& s : b.state_segments) {
+    if (s.parameter != parameter || b.master_bits == 0) continue;
+    device->copy(b.master.data() + s.offset * b.master_bits / 8,
+                 rest.data() + s.parameter_offset * b.master_bits / 8,
+                 static_cast<std::size_t>(s.elements * b.master_bits / 8));
+  }
+  device->synchronize();
+  keep_weights();
+  scan_fp16_weights();
+}
+
+// The guard's C_t follows from t alone: as if all steps had been made with these betas.
+void Engine::Impl::set_step(int parameter, std::int64_t step) {
+  if (parameter < 0 || parameter >= static_cast<int>(states.size()) || step < 0) {
+    throw ArgumentError(fmt::format("set_step: given parameter {} and step {}", parameter, step));
+  }
+  read_counters();
+  ParameterState& state = states[static_cast<std::size_t>(parameter)];
+  const AdamOptions& h =
+      hyper[static_cast<std::size_t>(parameters[static_cast<std::size_t>(parameter)].spec.group)];
+  state.step = 0;
+  state.guard_c = 0;
+  while (state.step < step) advance(h, state.step, state.guard_c);
+  write_counters();
 }
 
 std::vector<StatePiece> Engine::Impl::state_pieces() {

@@ -23,7 +23,7 @@ AdamScalars Engine::Impl::scalars_for(const BucketState& b, int parameter) const
   const double guard_c = b.exact_moments() ? 0.0 : state.guard_c;
   AdamScalars s = adam_scalars(hyper[b.bucket->group], state.step, guard_c);
   s.grad_factor = b.gradient.factor;
-  s.clip = static_cast<float>(agreed.clip);
+  s.clip = static_cast<float>(agreed.clip * state.factor);
   return s;
 }
 
