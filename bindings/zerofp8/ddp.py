@@ -7,6 +7,7 @@ would average ``p.grad`` a second time and holds buckets of the model's size, is
 
 import logging
 import weakref
+from types import SimpleNamespace
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -188,7 +189,7 @@ class _NoLogger:
         pass
 
     def _get_ddp_logging_data(self):
-        return {}
+        return SimpleNamespace(strs_map={}, ints_map={})
 
     def _set_uneven_input_join(self):
         raise _no_join()

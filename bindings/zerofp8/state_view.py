@@ -105,7 +105,19 @@ class ParameterState(_ReadOnly):
             whole = whole.reshape(like.shape)
         return whole.to(like.device)
 
+    def __setitem__(self, key, value):
+        # Lightning writes what it has read, "moved" to the device where it is.
+        if key not in list(self) or not _same(self[key], value):
+            self._refuse()
+
     def __repr__(self):
         return f"ParameterState({', '.join(self)} of parameter {self._index})"
 
 
+def _same(held, given):
+    if isinstance(held, torch.Tensor):
+        return isinstance(given, torch.Tensor) and torch.equal(held, given.to(held.device))
+    if isinstance(held, dict):
+        return isinstance(given, dict) and held.keys() == given.keys() and all(
+            _same(value, given[key]) for key, value in held.items())
+    return held == given
