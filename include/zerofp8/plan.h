@@ -19,6 +19,9 @@ struct ModelSize {
   std::int64_t local_elements = 0;   // padded elements of all buckets
   std::int64_t shard_elements = 0;   // padded elements of this rank's shards: local / d
   std::int64_t shard_elements_fp32_moments = 0;  // of shard_elements, those whose moments stay FP32
+  // FP32 parameters beside a 16-bit model: logical elements, and those of shard_elements.
+  std::int64_t fp32_parameters = 0;
+  std::int64_t shard_elements_fp32_weights = 0;
   std::int64_t buckets = 0;
   std::int64_t tied_elements = 0;    // of shard_elements, those of parameters tied over pipeline stages
   int tied_ranks = 1;                // most holders of a tied parameter

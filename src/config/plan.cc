@@ -25,14 +25,26 @@ std::string place(const Settings& s, bool is_sharded) {
 }
 std::string shard_place(const Settings& s) { return place(s, true); }
 
-PlanRow weight_row(const Settings& s, const ModelSize& size) {
-  return {.component = Component::kTransient,
-          .name = "weight",
-          .dtype = std::string(to_string(s.weight.value)),
-          .place = "caller",
-          .bytes = size.parameters * bytes_of(s.weight),
-          .origin = s.weight.origin,
-          .where = s.weight.where};
+void add_weight_rows(const Settings& s, const ModelSize& size, Plan& plan) {
+  const std::int64_t narrow = size.parameters - size.fp32_parameters;
+  const auto add = [&](const std::string& name, DType dtype, std::int64_t elements) {
+    plan.rows.push_back({.component = Component::kTransient,
+                         .name = name,
+                         .dtype = std::string(to_string(dtype)),
+                         .place = "caller",
+                         .bytes = elements * bytes_of(dtype),
+                         .origin = s.weight.origin,
+                         .where = s.weight.where});
+  };
+  if (narrow > 0 || size.fp32_parameters == 0) add("weight", s.weight, narrow);
+  if (size.fp32_parameters > 0) {
+    add(narrow > 0 ? "weight of fp32 parameters" : "weight", DType::kFp32, size.fp32_parameters);
+  }
+}
+
+// Elements of this rank's shards whose weights are 16 bits wide, or of the model's FP32.
+std::int64_t shard_of_dtype(const ModelSize& size) {
+  return size.shard_elements - size.shard_elements_fp32_weights;
 }
 
 PlanRow accumulator_row(const Settings& s, const ModelSize& size) {
@@ -82,7 +94,7 @@ PlanRow master_row(const Settings& s, const ModelSize& size) {
   PlanRow row{.component = Component::kMaster,
               .name = "master weight",
               .place = shard_place(s),
-              .bytes = size.shard_elements * master_bytes(s.master, s.weight),
+              .bytes = shard_of_dtype(size) * master_bytes(s.master, s.weight),
               .origin = s.master.origin,
               .where = s.master.where};
   switch (s.master.value) {
@@ -204,13 +216,16 @@ void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
                                 .calls_per_step = 1});
   }
   if (s.stage > 0 && s.shard_ranks > 1 && size.buckets > 0) {
-    plan.collectives.push_back(
-        {.what = "weight all-gather",
-         .operation = "all_gather",
-         .dtype = s.weight_wire,
-         .ranks = s.shard_ranks,
-         .calls_per_step = weight_gather_calls(s, size),
-         .bytes_per_step = (s.shard_ranks - 1) * size.shard_elements * bytes_of(s.weight_wire)});
+    const std::int64_t bytes = shard_of_dtype(size) * bytes_of(s.weight_wire) +
+                               size.shard_elements_fp32_weights * bytes_of(DType::kFp32);
+    plan.collectives.push_back({.what = size.fp32_parameters > 0
+                                            ? "weight all-gather; fp32 parameters in fp32"
+                                            : "weight all-gather",
+                                .operation = "all_gather",
+                                .dtype = s.weight_wire,
+                                .ranks = s.shard_ranks,
+                                .calls_per_step = weight_gather_calls(s, size),
+                                .bytes_per_step = (s.shard_ranks - 1) * bytes});
   }
 }
 
@@ -218,7 +233,9 @@ void add_collectives(const Settings& s, const ModelSize& size, Plan& plan) {
 
 Plan make_plan(const Settings& s, const ModelSize& size, bool loss_is_divided) {
   Plan plan{.settings = s, .size = size};
-  plan.rows = {weight_row(s, size), accumulator_row(s, size), reduced_gradient_row(s, size)};
+  add_weight_rows(s, size, plan);
+  plan.rows.push_back(accumulator_row(s, size));
+  plan.rows.push_back(reduced_gradient_row(s, size));
   add_tied_row(s, size, plan);
   plan.rows.push_back(master_row(s, size));
   add_moment_rows(s, size, Component::kExpAvg, "exp_avg", s.exp_avg, plan);

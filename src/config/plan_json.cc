@@ -29,6 +29,8 @@ void write_size(JsonWriter& json, const ModelSize& size) {
   json.field("parameters", size.parameters).field("local_elements", size.local_elements);
   json.field("shard_elements", size.shard_elements);
   json.field("shard_elements_fp32_moments", size.shard_elements_fp32_moments);
+  json.field("fp32_parameters", size.fp32_parameters);
+  json.field("shard_elements_fp32_weights", size.shard_elements_fp32_weights);
   json.field("buckets", size.buckets).end_object();
 }
 

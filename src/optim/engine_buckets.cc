@@ -51,6 +51,7 @@ void Engine::Impl::make_buckets() {
     // Tied copies share their random stream, so that they stay equal.
     states[i].name_hash = hash_name(spec.tied.empty() ? spec.name : spec.tied);
     size.parameters += spec.numel();
+    if (spec.dtype != settings.weight) size.fp32_parameters += spec.numel();
   }
   buckets.resize(partition.buckets.size());
   for (std::size_t i = 0; i < buckets.size(); ++i) {
@@ -72,6 +73,7 @@ void Engine::Impl::make_buckets() {
     set_ranges(b);
     size.local_elements += b.bucket->elements;
     size.shard_elements += b.state_elements();
+    if (b.bucket->dtype != settings.weight) size.shard_elements_fp32_weights += b.state_elements();
     if (b.bucket->fp32_moments) size.shard_elements_fp32_moments += b.state_elements();
     if (b.tied_comm != nullptr) {
       size.tied_elements += b.state_elements();

@@ -55,6 +55,22 @@ def test_the_models_dtype_is_what_the_plan_says(dtype, config, runs, stage, leve
     assert all((a != b).any() for a, b in zip(before, model.parameters()))
 
 
+@pytest.mark.parametrize("master", ["none", "bits8", "bits16", "fp32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fp32_parameters_beside_a_16_bit_model_are_planned_as_they_are(dtype, master):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 64).to(dtype), nn.LayerNorm(64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer = zerofp8.initialize(model, optimizer,
+                                          {"zerofp8": {"opt_level": "O2", "master_weights": master}})
+    rows = {row["name"]: row["bytes"] for row in optimizer.plan.as_dict()["rows"]}
+    assert rows["weight"] == 2 * (96 * 64 + 64)
+    assert rows["weight of fp32 parameters"] == 4 * 128
+    allocated = optimizer.plan.allocated_bytes
+    assert optimizer.plan.state_bytes == sum(allocated.values()) - allocated.get("transient", 0)
+    assert rows["master weight"] == allocated.get("master", 0)
+
+
 def test_a_flag_above_an_fp32_model_is_said(caplog):
     with caplog.at_level(logging.WARNING, "zerofp8"):
         _, optimizer = start(flags("bf16"))
