@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -237,6 +238,71 @@ TEST_F(Cli, NoColorsWhereThereIsNoTerminal) {
   const std::string file = config(kO2);
   for (const char* environment : {"", "NO_COLOR=1", "TERM=xterm-256color"}) {
     EXPECT_EQ(run("plan " + file, environment).out.find('\x1b'), std::string::npos);
+  }
+}
+
+std::size_t widest_line(const std::string& text) {
+  std::istringstream lines(text);
+  std::size_t widest = 0;
+  for (std::string line; std::getline(lines, line);) widest = std::max(widest, line.size());
+  return widest;
+}
+
+TEST_F(Cli, TextFitsTheTerminal) {
+  const std::string file = config(
+      R"({"bf16":{"enabled":"auto"},"zero_optimization":{"stage":2,"contiguous_gradients":true,
+          "reduce_scatter":true,"zero_hpz_partition_size":4},"gradient_clipping":"auto",
+          "zerofp8":{"opt_level":"O2","two_level_reduce_scatter":{"ranks_per_node":2}}})");
+  for (const std::string& command : {"plan " + file + " --params 7e9 --world 64",
+                                     "check " + file + " --world 64", std::string("matrix")}) {
+    const Result plain = run(command), narrow = run(command, "COLUMNS=72");
+    EXPECT_EQ(plain.code, 0) << plain.err;
+    EXPECT_LE(widest_line(plain.out), 100U) << plain.out;
+    EXPECT_LE(widest_line(narrow.out), 72U) << narrow.out;
+  }
+  EXPECT_LE(widest_line(run("plan " + file + " --world 64", "COLUMNS=1").out), 72U);
+}
+
+TEST_F(Cli, PlanHasOneUnitNoEmptyRowsAndSaysWhatItLeavesOut) {
+  const std::string file = config(kO2);
+  const Result result =
+      run("plan " + file + " --params 7e9 --world 8 --set " + "/zerofp8/master_weights=none");
+  EXPECT_HAS(result.out, "GB per rank");
+  EXPECT_EQ(result.out.find(" 0 B"), std::string::npos);
+  EXPECT_EQ(result.out.find(" MB "), std::string::npos);
+  EXPECT_HAS(result.out, "--world 8");
+  EXPECT_HAS(result.out, "Temporaries may add about");
+  EXPECT_HAS(result.out, "Without memory of its own: ");
+}
+
+TEST_F(Cli, BatchErrorsSayWhereTheNumbersComeFrom) {
+  const Result result =
+      run("check " + config(R"({"train_batch_size":7})") + " --world 4 --pipeline 2");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_HAS(result.err, "/gradient_accumulation_steps, its default (1)");
+  EXPECT_HAS(result.err, "the data ranks (2 from --world 4)");
+}
+
+TEST_F(Cli, AutoIsAssumedAndValuesCanBeSet) {
+  const std::string file =
+      config(R"({"bf16":{"enabled":"auto"},"train_batch_size":"auto","steps_per_print":Infinity})");
+  const Result result = run("check " + file);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_HAS(result.out, "/bf16/enabled true, /train_batch_size none");
+  const Result set =
+      run("check " + file + " --set /bf16/enabled=false --set /zerofp8/opt_level=O3");
+  EXPECT_HAS(set.out, "level O3");
+  EXPECT_EQ(set.out.find("/bf16/enabled true"), std::string::npos);
+  EXPECT_EQ(run("plan " + file + " --set stage=1").code, 2);
+}
+
+TEST_F(Cli, AllMistakesOfAFileAreToldAtOnce) {
+  const std::string file = config(R"({"bf16":{"enabled":"true"},"gradient_clip":1,
+      "zero_optimization":{"stage":3}})");
+  const Result result = run("check " + file);
+  EXPECT_EQ(result.code, 2);
+  for (const char* path : {"/bf16/enabled", "/gradient_clip", "/zero_optimization/stage"}) {
+    EXPECT_HAS(result.err, "zerofp8: " + file + ": " + path + ": given");
   }
 }
 

@@ -57,9 +57,9 @@ TEST(Places, OfStateThatIsOffloaded) {
     const bool of_engine = here.rows[i].component != Component::kTransient;
     EXPECT_EQ(offloaded.rows[i].place, here.rows[i].place + (of_engine ? ", on the CPU" : ""));
   }
-  EXPECT_NE(plan_table(offloaded).find("sharded / 8, on the CPU"), std::string::npos);
-  EXPECT_NE(plan_table(offloaded).find("page-locked copies"), std::string::npos);
-  EXPECT_EQ(plan_table(here).find("page-locked copies"), std::string::npos);
+  EXPECT_NE(plan_table(offloaded, false, 0).find("sharded / 8, on the CPU"), std::string::npos);
+  EXPECT_NE(plan_table(offloaded, false, 0).find("page-locked copies"), std::string::npos);
+  EXPECT_EQ(plan_table(here, false, 0).find("page-locked copies"), std::string::npos);
 }
 
 TEST(Bytes, O2WithoutMaster) {
@@ -234,7 +234,7 @@ TEST(UniformSize, PadsToWholeBlocksPerRank) {
 }
 
 TEST(Text, TableShowsDtypesPlacesAndOrigins) {
-  const std::string text = plan_table(plan_of(bf16_at("O2", 2, 4)));
+  const std::string text = plan_table(plan_of(bf16_at("O2", 2, 4)), false, 0);
   for (const char* part :
        {"fp8_e4m3 + fp32 scale / 128", "fp16 root + fp32 scale / 128", "sharded / 4", "level O2",
         "key /bf16/enabled", "default (all data ranks)", "8 more bits",
@@ -247,10 +247,10 @@ TEST(Text, TableShowsDtypesPlacesAndOrigins) {
 }
 
 TEST(Text, Fp32WeightIsItsOwnMaster) {
-  EXPECT_MENTIONS(plan_table(plan_of(settings_of("{}"))), "the weight is its own master");
+  EXPECT_MENTIONS(plan_table(plan_of(settings_of("{}")), false, 0), "the weight is its own master");
   const Settings s =
       settings_of(R"({"bf16":{"enabled":true},"zerofp8":{"master_weights":"none"}})");
-  EXPECT_MENTIONS(plan_table(plan_of(s)), "stochastic rounding into the weight");
+  EXPECT_MENTIONS(plan_table(plan_of(s), false, 0), "stochastic rounding into the weight");
 }
 
 TEST(Text, ARankWithoutParametersHasAPlan) {

@@ -108,7 +108,7 @@ TEST(Wire, TwoLevels) {
                       {"all_gather", DType::kFp32, 2, 1, 2 * part * 4},
                       {"control", DType::kFp32, 8, 1, 0},
                       {"all_gather", DType::kBf16, 4, 1, 3 * (2 * part) * 2}});
-  const std::string text = plan_table(plan_of(two_level(8, 2, bf16)));
+  const std::string text = plan_table(plan_of(two_level(8, 2, bf16)), false, 0);
   for (const char* line : {"inside nodes", "across nodes", "named reduce groups",
                            "key /zerofp8/two_level_reduce_scatter/in_node_dtype"}) {
     EXPECT_MENTIONS(text, line);

@@ -188,16 +188,18 @@ TEST(SupportTable, PrintsTheseRows) {
   const std::string text = support_matrix(/*markdown=*/true);
   const auto line = [&](const char* row) { EXPECT_MENTIONS(text, std::string(row) + "\n"); };
   line("| bf16 | fp16 | accumulation | PP | stage | DeepSpeed | zerofp8 |");
-  line("| T | T | any | any | any | Error | error: names both keys |");
-  line("| T | F | fp16 | any | any | NotSupported | runs (block-scaled fp16); stage 3: not yet |");
-  line("| T | F | bf16 | any | any | OKAY | runs; stage 3: not yet |");
-  line("| T | F | fp32 | T | 1 | OKAY | runs |");
-  line("| T | F | fp32 | F | 1 | NotSupported | runs |");
-  line("| T | F | fp32 | any | 2, 3 | NotSupported | runs; stage 3: not yet |");
-  line("| F | T | fp16 | any | any | OKAY | runs (block-scaled fp16); stage 3: not yet |");
-  line("| F | T | fp32, bf16 | any | any | NotSupported | runs; stage 3: not yet |");
-  line("| F | F | fp32 | any | any | OKAY | runs; stage 3: not yet |");
-  line("| F | F | bf16, fp16 | any | any | NotSupported | runs; stage 3: not yet |");
+  line("| true | true | any | any | any | Error | error: names both keys |");
+  line(
+      "| true | false | fp16 | any | any | NotSupported | runs (block-scaled fp16); stage 3: not "
+      "yet |");
+  line("| true | false | bf16 | any | any | OKAY | runs; stage 3: not yet |");
+  line("| true | false | fp32 | yes | 1 | OKAY | runs |");
+  line("| true | false | fp32 | no | 1 | NotSupported | runs |");
+  line("| true | false | fp32 | any | 2, 3 | NotSupported | runs; stage 3: not yet |");
+  line("| false | true | fp16 | any | any | OKAY | runs (block-scaled fp16); stage 3: not yet |");
+  line("| false | true | fp32, bf16 | any | any | NotSupported | runs; stage 3: not yet |");
+  line("| false | false | fp32 | any | any | OKAY | runs; stage 3: not yet |");
+  line("| false | false | bf16, fp16 | any | any | NotSupported | runs; stage 3: not yet |");
   line(
       "| at most one | at most one | fp8_e4m3, fp8_e5m2 | any | any | (none) | runs; stage 3: not "
       "yet |");

@@ -1,14 +1,17 @@
 #include "tools/commands.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
 
+#include "src/config/text_table.h"
 #include "tools/sizes.h"
 #include "zerofp8/error.h"
 #include "zerofp8/plan.h"
@@ -19,6 +22,17 @@ namespace {
 bool use_color() {
   const char* no_color = std::getenv("NO_COLOR");  // https://no-color.org
   return (no_color == nullptr || *no_color == '\0') && isatty(STDOUT_FILENO) != 0;
+}
+
+// COLUMNS if it is set, else the terminal's width.
+int text_width() {
+  constexpr int kLeast = 60;
+  const char* columns = std::getenv("COLUMNS");
+  const int wanted = columns == nullptr ? 0 : std::atoi(columns);
+  if (wanted > 0) return std::max(wanted, kLeast);
+  winsize size{};
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::max<int>(size.ws_col, kLeast) : kTextWidth;
 }
 
 // All of it, or an error: a full disk must not leave half a plan behind exit code 0.
@@ -32,9 +46,11 @@ void print(std::string_view text) {
 Launch launch_of(const Config& config, const RankOptions& ranks) {
   const std::int64_t replica = std::int64_t{ranks.pipeline} * ranks.tensor;
   if (ranks.world == 0) {
-    return {.data_ranks = implied_data_ranks(config).value_or(1),
+    const std::optional<int> implied = implied_data_ranks(config);
+    return {.data_ranks = implied.value_or(1),
             .pipeline_stages = ranks.pipeline,
-            .tensor_ranks = ranks.tensor};
+            .tensor_ranks = ranks.tensor,
+            .from = implied ? "the three batch keys" : "no --world: one"};
   }
   if (ranks.world % replica != 0) {
     throw ArgumentError(fmt::format(
@@ -43,7 +59,8 @@ Launch launch_of(const Config& config, const RankOptions& ranks) {
   }
   return {.data_ranks = static_cast<int>(ranks.world / replica),
           .pipeline_stages = ranks.pipeline,
-          .tensor_ranks = ranks.tensor};
+          .tensor_ranks = ranks.tensor,
+          .from = fmt::format("--world {}", ranks.world)};
 }
 
 Arguments arguments_of(const RankOptions& ranks) {
@@ -104,23 +121,24 @@ int run_plan(const PlanOptions& options) {
   if (options.json) {
     print(plan_json(plan));
   } else {
-    print(plan_table(plan, use_color()));
+    print(plan_table(plan, use_color(), text_width()));
     print(
-        "Sizes are those of one flat list of that many parameters; a real model's are padded per "
-        "parameter.\n");
+        paragraph("Sizes are those of one flat list of that many parameters; a real model's are "
+                  "padded per parameter.",
+                  text_width()));
   }
   return memory > 0 ? check_memory(plan, memory) : kOk;
 }
 
 int run_check(const CheckOptions& options) {
   const Settings settings = settings_of(options.config, options.ranks);
-  print(settings_table(settings, use_color()));
+  print(settings_table(settings, use_color(), text_width()));
   print(fmt::format("{}: ok\n", options.config.path));
   return kOk;
 }
 
 int run_matrix(bool markdown) {
-  print(support_matrix(markdown));
+  print(support_matrix(markdown, text_width()));
   return kOk;
 }
 

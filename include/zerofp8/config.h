@@ -87,6 +87,7 @@ struct Launch {
   int data_ranks = 1;  // W
   int pipeline_stages = 1;
   int tensor_ranks = 1;
+  std::string from = "launch";  // where the numbers come from, as printed beside them
 };
 
 // What `initialize`-like calls and the command line pass beside the file. A value that differs from

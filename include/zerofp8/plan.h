@@ -85,11 +85,13 @@ bool is_block_scaled(Component component, DType dtype);
 // Bytes per element of the part of the master kept beside a weight.
 int master_bytes(MasterWeights master, DType weight);
 
-// All settings with their origins, batch sizes, ranks and warnings.
-std::string settings_table(const Settings& settings, bool color = false);
-std::string plan_table(const Plan& plan, bool color = false);
+// Columns of a table that is not written to a terminal.
+inline constexpr int kTextWidth = 100;
+// All settings with their origins, batch sizes, ranks and warnings. `width` 0: no lines are broken.
+std::string settings_table(const Settings& settings, bool color = false, int width = kTextWidth);
+std::string plan_table(const Plan& plan, bool color = false, int width = kTextWidth);
 std::string plan_json(const Plan& plan);
 // The supported-combination table as text (Markdown if `markdown`).
-std::string support_matrix(bool markdown = false);
+std::string support_matrix(bool markdown = false, int width = kTextWidth);
 
 }  // namespace zerofp8

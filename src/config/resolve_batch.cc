@@ -18,15 +18,22 @@ std::int64_t written(const Reader& read, std::string_view path,
   return read.find(path) ? read.integer<std::int64_t>(path).value : 0;
 }
 
+std::string change_text(const Launch& launch) {
+  return fmt::format(
+      "change it, the data ranks ({} from {}), or the other batch keys so that it "
+      "divides",
+      launch.data_ranks, launch.from);
+}
+
 // train / (a * b), or an error that explains the division.
 std::int64_t divide(std::int64_t train, std::int64_t a, const std::string& a_name, std::int64_t b,
-                    const std::string& b_name) {
+                    const std::string& b_name, const Launch& launch) {
   // a * b may not fit: what is above train cannot divide it.
   const bool fits = a <= train && b <= train / a;
   if (fits && train % (a * b) == 0) return train / (a * b);
   throw ConfigError(std::string(kTrain), fmt::to_string(train),
                     fmt::format("a multiple of {} ({}) x {} ({})", a_name, a, b_name, b),
-                    "change it, the number of ranks, or the other batch keys so that it divides");
+                    change_text(launch));
 }
 
 std::int64_t product(std::int64_t micro, std::int64_t steps, std::int64_t ranks) {
@@ -66,16 +73,21 @@ BatchSizes resolve_batch(const Reader& read, const Launch& launch, const Argumen
       .micro_batch = written(read, kMicro, arguments.auto_batch, &BatchSizes::micro_batch),
       .accumulation_steps =
           written(read, kSteps, arguments.auto_batch, &BatchSizes::accumulation_steps)};
-  const std::string micro_name(kMicro), steps_name(kSteps);
+  const bool default_steps = batch.accumulation_steps == 0;
+  const std::string micro_name(kMicro);
+  const std::string steps_name = std::string(kSteps) + (default_steps ? ", its default" : "");
   if (batch.train_batch > 0 && batch.micro_batch > 0) {
     const std::int64_t steps =
-        divide(batch.train_batch, batch.micro_batch, micro_name, ranks, ranks_name);
+        divide(batch.train_batch, batch.micro_batch, micro_name, ranks, ranks_name, launch);
     if (batch.accumulation_steps > 0 && batch.accumulation_steps != steps) {
-      throw ConfigError(std::string(kTrain), fmt::to_string(batch.train_batch),
-                        fmt::format("{} ({}) x {} ({}) x data ranks ({}) = {}", kMicro,
-                                    batch.micro_batch, kSteps, batch.accumulation_steps, ranks,
-                                    product(batch.micro_batch, batch.accumulation_steps, ranks)),
-                        "change one of the three keys, or leave one out and it is computed");
+      throw ConfigError(
+          std::string(kTrain), fmt::to_string(batch.train_batch),
+          fmt::format("{} ({}) x {} ({}) x {} ({}) = {}", kMicro, batch.micro_batch, kSteps,
+                      batch.accumulation_steps, ranks_name, ranks,
+                      product(batch.micro_batch, batch.accumulation_steps, ranks)),
+          fmt::format("change one of the three keys or the data ranks, from {}, or leave "
+                      "one out and it is computed",
+                      launch.from));
     }
     batch.accumulation_steps = steps;
     return batch;
@@ -83,7 +95,7 @@ BatchSizes resolve_batch(const Reader& read, const Launch& launch, const Argumen
   if (batch.accumulation_steps == 0) batch.accumulation_steps = 1;
   if (batch.train_batch > 0) {
     batch.micro_batch =
-        divide(batch.train_batch, batch.accumulation_steps, steps_name, ranks, ranks_name);
+        divide(batch.train_batch, batch.accumulation_steps, steps_name, ranks, ranks_name, launch);
   } else if (batch.micro_batch > 0) {
     batch.train_batch = product(batch.micro_batch, batch.accumulation_steps, ranks);
   }

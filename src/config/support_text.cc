@@ -25,11 +25,11 @@ std::string mask_text(unsigned mask, int count, Name name) {
 }
 
 std::string flag_text(unsigned models, bool bf16) {
-  if (has(models, static_cast<int>(ModelFlags::kBoth))) return "T";
+  if (has(models, static_cast<int>(ModelFlags::kBoth))) return "true";
   const bool fp32 = has(models, static_cast<int>(ModelFlags::kFp32));
   const bool on = has(models, static_cast<int>(bf16 ? ModelFlags::kBf16 : ModelFlags::kFp16));
   if (on && fp32) return "at most one";
-  return on ? "T" : "F";
+  return on ? "true" : "false";
 }
 
 std::string accumulation_text(unsigned mask) {
@@ -43,7 +43,7 @@ std::string stage_text(unsigned mask) {
 }
 
 std::string pipeline_text(unsigned mask) {
-  return mask_text(mask, 2, [](int value) { return value == 0 ? "F" : "T"; });
+  return mask_text(mask, 2, [](int value) { return value == 0 ? "no" : "yes"; });
 }
 
 std::string verdict_text(const SupportRow& row) {
@@ -89,10 +89,21 @@ TextTable level_table() {
   return table;
 }
 
+// How to read the matrix.
+constexpr std::string_view kKey[] = {
+    "Each row is a kind of config: bf16 and fp16 are the enabled flags of these blocks (both "
+    "false: "
+    "an fp32 model), accumulation is gradient_accumulation_dtype, PP is whether the model is cut "
+    "into pipeline stages, stage is /zero_optimization/stage.",
+    "The last two columns say what happens with it: under DeepSpeed alone, as its own discussion "
+    "of this key says, and here.",
+};
+
 }  // namespace
 
-std::string support_matrix(bool markdown) {
+std::string support_matrix(bool markdown, int width) {
   const TableStyle style = markdown ? TableStyle::kMarkdown : TableStyle::kPlain;
+  if (markdown) width = 0;
   TextTable table{
       {{"bf16"}, {"fp16"}, {"accumulation"}, {"PP"}, {"stage"}, {"DeepSpeed"}, {"zerofp8"}}, {}};
   for (const SupportRow& row : support_rows()) {
@@ -100,10 +111,13 @@ std::string support_matrix(bool markdown) {
                           accumulation_text(row.accumulations), pipeline_text(row.pipelines),
                           stage_text(row.stages), std::string(row.deepspeed), verdict_text(row)});
   }
-  std::string text = table.text(style);
-  text += fmt::format("\nOf /gradient_accumulation_dtype/sharded: {}.\n", sharded_text());
-  text += "Every gradient communication dtype goes with every row.\n\n";
-  return text + level_table().text(style);
+  std::string text = table.text(style, width) + "\n";
+  for (const std::string_view line : kKey) text += paragraph(line, width);
+  text += "\n" +
+          paragraph(fmt::format("Of /gradient_accumulation_dtype/sharded: {}.", sharded_text()),
+                    width) +
+          paragraph("Every gradient communication dtype goes with every row.", width) + "\n";
+  return text + level_table().text(style, width);
 }
 
 }  // namespace zerofp8
