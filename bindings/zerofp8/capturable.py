@@ -10,7 +10,7 @@ def is_wanted(argument, template):
     return any(g.get("capturable", False) for g in template.param_groups)
 
 
-def check(settings, placement, integration, parameters):
+def check(settings, placement, integration, parameters, param_groups):
     """Refuse it where the host has a say in each step.
 
     Parameters
@@ -19,7 +19,13 @@ def check(settings, placement, integration, parameters):
     placement : Host, Cuda or Offload
     integration : Integration
     parameters : list of NamedParameter
+    param_groups : list of dict
+        The template's.
     """
+    if any(group.get("maximize", False) for group in param_groups):
+        raise ConfigError(
+            "capturable", "True, with maximize", "one of the two",
+            "negate the loss: the sign is turned between the reduction and the update, by the host")
     for named in parameters:
         if hasattr(named.parameter, "main_grad"):
             raise ConfigError(

@@ -148,7 +148,8 @@ class _Prepared:
         self.integration = integration or integrations.choose(len(layout.pipeline))
         self.capturable = capturable.is_wanted(is_capturable, template)
         if self.capturable:
-            capturable.check(self.settings, self.placement, self.integration, self.parameters)
+            capturable.check(self.settings, self.placement, self.integration, self.parameters,
+                             template.param_groups)
         self.loss_is_divided = integrations.resolve_division(
             self.integration, self.settings.accumulation_steps, loss_is_divided)
         self.tied = self._find_tied()

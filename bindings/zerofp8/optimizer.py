@@ -101,6 +101,7 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
                 loss = closure()
         self._prepare()
         self._push_groups()
+        self._ascend()
         self._step_engine()
         if closure is not None:
             return loss
@@ -114,6 +115,15 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
                 "fp16 with a loss scale, but the loss was not scaled: call optimizer.backward(loss) "
                 "instead of loss.backward(), or optimizer.scale(loss).backward()")
         self._watch.look()
+
+    def _ascend(self):
+        """torch's ``maximize``: the sign is turned in the update alone; norms and gradients keep it."""
+        turned = [i for i, n in enumerate(self._parameters)
+                  if self.param_groups[n.group].get("maximize", False)]
+        if turned:
+            self._reduce()
+        for index in turned:
+            self._engine.scale_gradient(index, -1.0)
 
     def _step_engine(self):
         self._shards.begin_step()

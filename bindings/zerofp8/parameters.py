@@ -13,7 +13,6 @@ DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Options of torch's Adam and AdamW that would change the update: (key, what it may be, why not).
 _REFUSED_OPTIONS = (
     ("amsgrad", "the running maximum of amsgrad is not kept"),
-    ("maximize", "negate the loss instead"),
     ("differentiable", "steps are not recorded by autograd"),
 )
 
