@@ -132,7 +132,9 @@ void bind_config(py::module_& m) {
       py::arg("auto_adam") = py::none(), py::arg("auto_batch") = py::none(),
       py::arg("auto_gradient_clipping") = py::none(), py::arg("weight") = py::none(),
       py::arg("assume_auto") = false);
-  m.def("support_matrix", &support_matrix, py::arg("markdown") = false);
+  m.def(
+      "support_matrix", [](bool markdown) { return support_matrix(markdown); },
+      py::arg("markdown") = false);
 }
 
 }  // namespace zerofp8::python
