@@ -2,6 +2,9 @@
 # Builds the Python package, installs it into the virtual environment and runs its tests.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 install_python requirements-dev.txt torch numpy matplotlib pytest sklearn tqdm scikit_build_core deepspeed
+# Trainers' packages (about 1 GB): without them their tests are skipped, and where they are installed they run short.
+[ "${ZEROFP8_FULL:-0}" != 1 ] ||
+  install_python requirements-clients.txt transformers accelerate lightning peft torchao bitsandbytes megatron
 build_package
 say "testing the Python package"
 # Tests start ranks as processes. One that fails is run once more, alone, so that a machine that stalls for
