@@ -10,6 +10,7 @@ from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
 from .optimizer import Optimizer
+from .templates import from_client
 from .shard_wire import Listener
 from .parameters import (DTYPES, adam_options, check_model, check_partial, check_template, collect,
                          name_slices, rest_of)
@@ -31,7 +32,8 @@ def initialize(model, optimizer, config=None, *, opt_level=None, data_parallel_g
         FSDP; DDP's reduction is taken out. Weights of data rank 0 (of a reduce group's first rank)
         are sent to the other ones; without reduce groups its frozen parameters and buffers, too.
     optimizer : torch.optim.Adam or torch.optim.AdamW
-        A template: its parameter groups are taken over, it never steps. A group may have
+        A template: its parameter groups are taken over, it never steps. Apex's and DeepSpeed's
+        FusedAdam and DeepSpeedCPUAdam may be given, too. A group may have
         ``"reduce_group"``, a ProcessGroup or list of global ranks within the data-parallel ones:
         its gradients are averaged, and its state sharded, over these ranks. ``"reduce_divisor"``
         is what their sum is divided by in place of the group's size.
@@ -96,7 +98,7 @@ def start(model, optimizer, config, process_groups, *, opt_level=None, loss_is_d
     layout, prepared, error = None, None, None
     try:
         layout = groups.Layout.of(*process_groups)
-        prepared = _Prepared(model, optimizer, config, opt_level, layout, loss_is_divided,
+        prepared = _Prepared(model, from_client(optimizer), config, opt_level, layout, loss_is_divided,
                              integration, is_capturable)
     except Error as e:  # told to all ranks first
         error = e

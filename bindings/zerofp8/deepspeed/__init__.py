@@ -11,4 +11,11 @@ gradients, reduces them, updates the weights and keeps the state. The same ds_co
 from .interface import TESTED_VERSIONS
 from .patches import install, installed, uninstall
 
-__all__ = ["TESTED_VERSIONS", "install", "installed", "uninstall"]
+__all__ = ["TESTED_VERSIONS", "initialize", "install", "installed", "uninstall"]
+
+
+def initialize(*arguments, **keywords):
+    """MS-AMP's spelling: ``install()``, then ``deepspeed.initialize`` with the same arguments."""
+    import deepspeed
+    install()
+    return deepspeed.initialize(*arguments, **keywords)

@@ -134,7 +134,7 @@ def _configure_bf16_optimizer(self, optimizer):
         data = mpu.get_data_parallel_group()
     if mpu is not None and settings.tensor_size(mpu) > 1:
         tensor = settings.tensor_group(mpu)
-    inner = start(self.module, template.from_client(optimizer),
+    inner = start(self.module, optimizer,
                   settings.for_zerofp8(self._config.zerofp8, self), (data, stages, tensor),
                   timeout=_options["timeout"], integration=INTEGRATIONS["deepspeed"])[1]
     _announce(self, inner)

@@ -48,3 +48,22 @@ def test_killed_and_resumed(level, stage, tmp_path):
     assert again == unbroken
     alone, = run_client(1, losses, 1, tmp_path / "alone", options, saved, connected=True)
     assert alone == pytest.approx(unbroken, abs=2e-3)
+
+
+def engine_of(rank):
+    """MS-AMP's ``msamp.deepspeed.initialize``; the engine's inner optimizer."""
+    import zerofp8.deepspeed as msamp_deepspeed
+    from small import Bytes, adamw, llama
+    model = llama()
+    engine, optimizer, *_ = msamp_deepspeed.initialize(
+        model=model, optimizer=adamw(model), config={
+            "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1},
+            "msamp": {"enabled": True, "opt_level": "O2"}})
+    batch = {key: value[None] for key, value in Bytes()[0].items()}
+    engine.backward(engine(**batch).loss)
+    engine.step()
+    return engine.global_steps, type(optimizer).__module__.split(".")[0]
+
+
+def test_ms_amps_deepspeed_initialize():
+    assert run_client(1, engine_of, connected=True) == [(1, "zerofp8")]
