@@ -143,7 +143,7 @@ struct Settings {
 class Config {
  public:
   // `source` names the text in errors (a path, "dict", ...). Comments are accepted, duplicate keys
-  // and unknown keys are errors. All mistakes of a text are in one error.
+  // and mistyped keys are errors. All mistakes of a text are in one error.
   // `changes`: "/path=value" with a JSON value or a bare string, set before anything is checked.
   static Config parse(const std::string& text, const std::string& source = "config",
                       const std::vector<std::string>& changes = {});

@@ -14,15 +14,20 @@ constexpr std::string_view kIntroduction = R"(# Config reference
 <!-- Made by `zerofp8 schema --reference`; edit src/config/key_table.cc instead. -->
 
 A config is a DeepSpeed JSON file with a few more keys. Keys are given as JSON pointers:
-`/bf16/enabled` is `{"bf16": {"enabled": ...}}`. Comments (`//` and `/* */`) are accepted. An
-unknown key, a key written twice, a quoted number or boolean and two keys that contradict each
+`/bf16/enabled` is `{"bf16": {"enabled": ...}}`. Comments (`//` and `/* */`) are accepted. A
+mistyped key, a key written twice, a quoted number or boolean and two keys that contradict each
 other are errors, found before anything is allocated or sent. `docs/config.schema.json` is the
 same table for editors. `Infinity`, `-Infinity` and `NaN`, as Python's json writes them, are taken
 in keys that only the trainer reads.
 
 An explicit key wins over the opt level, the level over the default. With no level and no key, O0
-applies. `"auto"` is accepted where the caller can supply the value, and is an error where it
-does not.
+applies. `"auto"` is accepted where a caller can supply the value, or where DeepSpeed takes it for
+the default. `zerofp8 plan` and `check` take it for the default, print that, and change values with
+`--set /path=value`; `zerofp8.initialize` fills it from the model and the template. In C++ it is an
+error where `Arguments` has no value and does not assume.
+
+Keys at the top that begin with `_` or `//` are comments. Others that are unknown are passed over
+with a warning, as DeepSpeed does, unless they look like a mistyped or misplaced one.
 
 )";
 
