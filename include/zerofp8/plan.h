@@ -74,6 +74,13 @@ bool is_two_level(const Settings& settings);
 // Adam reads the accumulator.
 bool reduced_gradient_needs_buffer(const Settings& settings);
 bool moments_are_quantised(const Settings& settings);
+// Memory that lives within an exchange, beside the plan's rows: about what one rank takes for a
+// bucket that is being reduced, and for weights that are being gathered.
+struct TemporaryBytes {
+  std::int64_t per_bucket = 0;
+  std::int64_t weights = 0;
+};
+TemporaryBytes temporary_bytes(const Settings& settings, const ModelSize& size);
 // Bytes of the message that carries `elements` padded gradient elements to one other rank: codes and
 // scales, for both blocks where a local FP8 accumulator with error feedback is sent as it is.
 std::int64_t gradient_message_bytes(const Settings& settings, std::int64_t elements);

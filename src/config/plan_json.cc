@@ -66,6 +66,9 @@ void write_totals(JsonWriter& json, const Plan& plan) {
   json.field("bytes", bytes).field("state_bytes", plan.state_bytes());
   json.field("bytes_per_parameter", plan.bytes_per_parameter());
   json.field("wire_bytes_per_step", wire).end_object();
+  const TemporaryBytes temporary = temporary_bytes(plan.settings, plan.size);
+  json.key("temporary_bytes").begin_object();
+  json.field("per_bucket", temporary.per_bucket).field("weights", temporary.weights).end_object();
 }
 
 }  // namespace

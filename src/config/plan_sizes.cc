@@ -1,6 +1,8 @@
 // The arithmetic that plan and engine share: stored bytes, message bytes, and who keeps what.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "zerofp8/error.h"
 #include "zerofp8/plan.h"
 
@@ -70,6 +72,26 @@ std::int64_t gradient_message_bytes(const Settings& s, std::int64_t elements) {
   const bool as_it_is =
       !s.accumulation_sharded && !is_two_level(s) && s.gradient_wire.value == s.accumulation.value;
   return s.error_feedback && as_it_is ? 2 * bytes : bytes;
+}
+
+TemporaryBytes temporary_bytes(const Settings& s, const ModelSize& size) {
+  const std::int64_t ranks = reduction_ranks(s);
+  if (ranks == 1) return {};
+  const std::int64_t bucket = std::min(size.local_elements, s.reduce_bucket_size.value);
+  const std::int64_t nodes = ranks / s.ranks_per_node;
+  const std::int64_t messages = nodes * gradient_message_bytes(s, bucket / ranks);
+  TemporaryBytes bytes{.per_bucket = messages};  // received
+  // A local accumulator in the wire's own format is sent from where it is.
+  const bool in_place = !s.accumulation_sharded && !is_two_level(s) &&
+                        s.gradient_wire.value == s.accumulation.value &&
+                        s.accumulation != DType::kFp16;
+  if (!in_place) bytes.per_bucket += messages;
+  // A micro-batch is summed in FP32 before it is encoded for a sharded accumulator.
+  if (s.accumulation_sharded && s.gradient_wire != DType::kFp32) bytes.per_bucket += 4 * bucket;
+  if (is_two_level(s)) bytes.per_bucket += 2 * bucket * bytes_of(s.in_node_wire);
+  const std::int64_t gathered = std::min(size.local_elements, s.allgather_bucket_size.value);
+  if (s.stage > 0 && s.shard_ranks > 1) bytes.weights = gathered * bytes_of(s.weight_wire);
+  return bytes;
 }
 
 ModelSize uniform_size(std::int64_t parameters, const Settings& s) {

@@ -68,17 +68,15 @@ std::string memoryless_text(const Plan& plan) {
 
 // What lives within one exchange: the messages of a bucket, and weights as they are gathered.
 std::string temporaries_text(const Plan& plan) {
-  const Settings& s = plan.settings;
-  const std::int64_t ranks = reduction_ranks(s);
-  const std::int64_t bucket = std::min(plan.size.local_elements, s.reduce_bucket_size.value);
-  const std::int64_t gathered = std::min(plan.size.local_elements, s.allgather_bucket_size.value);
-  if (ranks == 1) return "Temporaries: small, one rank exchanges nothing.";
-  const std::int64_t messages = 2 * ranks * gradient_message_bytes(s, bucket / ranks);
-  const std::int64_t weights = s.stage > 0 ? gathered * bytes_of(s.weight_wire) : 0;
+  const TemporaryBytes bytes = temporary_bytes(plan.settings, plan.size);
+  if (bytes.per_bucket == 0) return "Temporaries: small, one rank exchanges nothing.";
+  const std::string weights = bytes.weights == 0 ? ""
+                                                 : fmt::format(" and {} as weights are gathered",
+                                                               bytes_text(bytes.weights));
   return fmt::format(
-      "Temporaries may add about {} for each bucket that is being reduced, then {} as weights are "
-      "gathered; lower /zero_optimization/reduce_bucket_size and allgather_bucket_size for less.",
-      bytes_text(messages), bytes_text(weights));
+      "Temporaries may add about {} for each bucket that is being reduced{}; lower "
+      "/zero_optimization/reduce_bucket_size and allgather_bucket_size for less.",
+      bytes_text(bytes.per_bucket), weights);
 }
 
 TextTable wire_table(const Plan& plan) {

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch import nn
 
 import zerofp8
@@ -136,3 +137,27 @@ def test_a_level_in_ms_amps_section():
     with pytest.raises(zerofp8.ConfigError, match="/msamp/opt_level"):
         _C.resolve(_C.Config.parse('{"msamp": {"enabled": true, "opt_level": "O1"}, '
                                    '"zerofp8": {"opt_level": "O2"}}'))
+
+
+def temporaries(rank):
+    found = []
+    for level in ("O0", "O1", "O2"):
+        for stage in (0, 1, 2):
+            for wire in ("fp32", "bf16", "fp8"):
+                torch.manual_seed(0)
+                model = nn.Linear(256, 256, bias=False).to(torch.bfloat16)
+                model, optimizer = zerofp8.initialize(
+                    model, torch.optim.AdamW(model.parameters()),
+                    {"zero_optimization": {"stage": stage},
+                     "zerofp8": {"gradient_communication_dtype": wire}}, opt_level=level)
+                model(torch.ones(1, 256, dtype=torch.bfloat16)).sum().backward()
+                optimizer.step()
+                found.append((f"{level} {stage} {wire}", optimizer.plan.allocated_bytes["transient"],
+                              optimizer.plan.as_dict()["temporary_bytes"]))
+    return found
+
+
+def test_temporaries_are_about_what_the_plan_says():
+    for case, counted, planned in run_ranks(2, temporaries)[0]:
+        most = planned["per_bucket"] + planned["weights"]
+        assert planned["per_bucket"] * 0.99 <= counted <= most * 1.05 + 2048, (case, counted, planned)
