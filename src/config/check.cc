@@ -83,10 +83,12 @@ class Checker {
       return;
     }
     const std::string nearest = nearest_key(path);
+    const std::string remove = is_comment(parent, "_")
+                                   ? "remove it; comments have names that begin with \"_\""
+                                   : "remove it";
     throw ConfigError(path, shown(node) + ", but there is no such key",
                       "the keys of " + (parent.empty() ? std::string("the reference") : parent),
-                      nearest.empty() ? "remove it; comments may have names that begin with \"_\""
-                                      : "the nearest known key is " + nearest);
+                      nearest.empty() ? remove : "the nearest known key is " + nearest);
   }
 
   bool is_of_other_optimizer(const std::string& path) const {
