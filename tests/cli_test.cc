@@ -107,7 +107,7 @@ TEST_F(Cli, UnknownCommandsAreNamedWithTheNearest) {
   }
   const Result none = run("");
   EXPECT_EQ(none.code, 2);
-  EXPECT_HAS(none.err, "no command; allowed: plan, check, matrix, schema");
+  EXPECT_HAS(none.err, "no command; allowed: plan, check, matrix, schema, convert, inspect");
 }
 
 // A full disk: never exit code 0 with a part of the answer.

@@ -5,6 +5,7 @@
 
 #include "src/config/nearest.h"
 #include "tools/commands.h"
+#include "tools/python_command.h"
 #include "zerofp8/config.h"
 #include "zerofp8/error.h"
 #include "zerofp8/zerofp8.h"
@@ -67,6 +68,9 @@ void add_others(CLI::App& app, Options& options) {
   matrix->add_flag("--markdown", options.markdown, "Markdown instead of aligned columns");
   CLI::App* schema = app.add_subcommand("schema", "Print the JSON Schema of the config file");
   schema->add_flag("--reference", options.reference, "The Markdown reference of all keys instead");
+  // What follows these is the Python package's to read.
+  app.add_subcommand("convert", "Convert checkpoints to and from torch's and DeepSpeed's");
+  app.add_subcommand("inspect", "Tell what a checkpoint holds");
 }
 
 int run(const CLI::App& app, const Options& options) {
@@ -144,6 +148,7 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "zerofp8: {}\n", mistake);
     return zerofp8::kBadInput;
   }
+  if (argc > 1 && zerofp8::is_python_command(argv[1])) return zerofp8::run_in_python(argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,12 +1,18 @@
 """What an optimizer saves and loads: its part of `Optimizer` that is about checkpoints."""
 
+import logging
+
 import torch
 
-from . import state
+from . import state, torch_state
+
+logger = logging.getLogger("zerofp8")
 
 
 class Checkpoints:
     """``save``/``load`` of folders, and torch's ``state_dict`` with its hooks."""
+
+    _has_told_of_gradients = False
 
     def save(self, folder):
         """Write a checkpoint of state and weights that any number of ranks can load. Collective."""
@@ -44,6 +50,11 @@ class Checkpoints:
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
+        if self._taker.dirty and not self._has_told_of_gradients:
+            self._has_told_of_gradients = True
+            logger.warning(
+                "state_dict between micro-batches: it is the state of the last step, without what "
+                "was accumulated since; after a load begin the step anew (told once)")
         result = state.state_dict(self)
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, result)
@@ -74,6 +85,32 @@ class Checkpoints:
         """
         self._watch.look()
         self._shards.consolidate(state.places_of(self), to)
+
+    @torch.no_grad()
+    def torch_state_dict(self):
+        """The state as torch's AdamW has it, FP32 and whole, on every rank. Collective.
+
+        To hand training back: ``torch.optim.AdamW(...).load_state_dict(it)``. The other way is
+        ``load_state_dict``.
+        """
+        return torch_state.export(self, state.packed_groups(self), state.torchs_order(self))
+
+    @torch.no_grad()
+    def master_weights(self):
+        """FP32 weights of all parameters by name, whole, on every rank. Collective."""
+        return torch_state.masters(self)
+
+    @torch.no_grad()
+    def load_masters(self, weights):
+        """Weights become these numbers, and masters keep their bits that the weights do not hold.
+
+        Parameters
+        ----------
+        weights : dict of str to torch.Tensor
+            An FP32 ``state_dict`` of the model, the same on all ranks, to be called on all of them.
+            Names that the optimizer does not have are left out.
+        """
+        torch_state.load_masters(self, weights)
 
     def _on_all_ranks(self, error):
         """Before a collective: a fault of one rank is an error on all, and nobody waits."""

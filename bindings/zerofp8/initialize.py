@@ -5,15 +5,16 @@ import sys
 
 import torch
 
-from . import _C, capturable, configs, ddp, devices, groups, integrations, reduce_groups
+from . import (_C, capturable, configs, ddp, devices, groups, integrations, reduce_groups,
+               torch_state)
 from .errors import CommError, ConfigError, Error
 from .gradients import GradientTaker
 from .main_grad import MainGrads
 from .optimizer import Optimizer
-from .templates import from_client
-from .shard_wire import Listener
 from .parameters import (DTYPES, adam_options, check_model, check_partial, check_template, collect,
                          name_slices, rest_of)
+from .shard_wire import Listener
+from .templates import from_client
 from .weights import check_replicated, replicated_digests
 
 logger = logging.getLogger("zerofp8")
@@ -157,6 +158,10 @@ class _Prepared:
         self.tied = self._find_tied()
         self.placement.make_mirrors(self.parameters)
         self.main_grads = MainGrads(self.parameters, self.placement)
+        # Of a template that has stepped already.
+        self.state = torch_state.of_template(
+            template, {id(n.parameter): i for i, n in enumerate(self.parameters)})
+        torch_state.check(self.parameters, self.state)
         self.made = []  # process groups; the optimizer gives them back
         # Stage 0 has all state on each rank.
         is_cut = len(layout.data) > 1 and self.settings.stage > 0
@@ -201,9 +206,12 @@ class _Prepared:
             logger.info("zerofp8: %s", configs.description(self.options))
             configs.log_choices(self.settings)
         reduce_groups.keep_as_ranks(self.template.param_groups, self.reduce)
-        return Optimizer(self.template, engine, self.parameters, taker, self.settings,
+        optimizer = Optimizer(self.template, engine, self.parameters, taker, self.settings,
                          self.decoupled, has_loss=layout.rank == layout.pipeline[-1], made=self.made,
                          capturable=self.capturable, shards=self._shards(records, timeout))
+        if self.state:
+            torch_state.write(optimizer, self.state)
+        return optimizer
 
     def _shards(self, records, timeout):
         """Who holds a part of which parameter's state, and where to ask for it."""
@@ -233,8 +241,8 @@ class _Prepared:
         try:
             rest = {} if reduce else rest_of(self.model, self.parameters)
             data.check_same("parameters", "".join(
-                [f"{self._name_on_data_ranks(n)} {tuple(n.parameter.shape)} {n.parameter.dtype}\n"
-                 for n in self.parameters]
+                [f"{self._name_on_data_ranks(n)} {tuple(n.parameter.shape)} {n.parameter.dtype}"
+                 f"{self._steps_of(i)}\n" for i, n in enumerate(self.parameters)]
                 + [f"{n} {tuple(t.shape)} {t.dtype} (not trained)\n" for n, t in rest.items()]))
             self._send_weights(data, tied, reduce)
             self._send_rest(data, rest)
@@ -257,6 +265,9 @@ class _Prepared:
     def _name_on_data_ranks(self, named):
         # Experts may have other names on other data ranks.
         return named.name if self.reduce[named.group] is None else "(of a reduce group)"
+
+    def _steps_of(self, index):
+        return f" after {int(self.state[index]['step'])} steps" if index in self.state else ""
 
     def _reduce_groups(self, timeout):
         """Communicator and divisor by the engine's name of a group; one for the same ranks."""

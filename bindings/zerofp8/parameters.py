@@ -122,10 +122,7 @@ def check_template(optimizer):
         raise ConfigError("optimizer", type(optimizer).__name__,
                           "torch.optim.Adam or torch.optim.AdamW itself",
                           "build one of these with your parameter groups; it is a template and "
-                          "never steps")
-    if optimizer.state:
-        raise ConfigError("optimizer", "one that has stepped already", "a fresh one",
-                          "call initialize before the first step")
+                          "does not step any more")
 
 
 def adam_options(group, index, decoupled):

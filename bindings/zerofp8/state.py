@@ -6,6 +6,7 @@ import torch
 
 from . import reduce_groups, torch_state
 from .errors import CheckpointError
+from .parameters import adam_options
 from .state_part import load_part
 from .weights import digest
 from .whole_state import FRESH, Places, WholeState, dtypes_of, pack, unpack
@@ -84,9 +85,12 @@ def load_state_dict(optimizer, saved):
             entries[index] = saved["state"][number]
     if any("zerofp8" in e for e in entries.values()):
         _load_whole(optimizer, entries)
-    else:
-        torch_state.load(optimizer, entries)
+        load_groups(optimizer, saved["param_groups"])
+        return
+    torch_state.check(optimizer._parameters, entries)
     load_groups(optimizer, saved["param_groups"])
+    optimizer._push_groups()
+    torch_state.write(optimizer, entries)
 
 
 def _check_groups(optimizer, saved):
@@ -97,6 +101,8 @@ def _check_groups(optimizer, saved):
                     for groups in (saved["param_groups"], optimizer.param_groups))
     if theirs != ours:
         raise CheckpointError(f"state_dict: parameter groups of {theirs} parameters, here of {ours}")
+    for i, (group, theirs) in enumerate(zip(optimizer.param_groups, saved["param_groups"])):
+        adam_options({**group, **theirs}, i, optimizer._decoupled)
 
 
 def load_groups(optimizer, saved):

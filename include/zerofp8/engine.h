@@ -224,7 +224,8 @@ class Engine {
 
   // Saves the state as a new folder ROOT/step-NNNNNNNN: safetensors shards and JSON indices,
   // written to a temporary name, synced, renamed; then ROOT/latest names it. A kill at any time
-  // leaves the last complete checkpoint as it was. Collective; between steps only. Throws
+  // leaves the last complete checkpoint as it was. Collective; not within a micro-batch, and
+  // between two of them without what was accumulated since the last step, which is logged. Throws
   // CheckpointError, the same on every rank.
   void save(const std::string& root);
   // Loads what ROOT/latest names (or ROOT itself, if it is one checkpoint), saved on any number of

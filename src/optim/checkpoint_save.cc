@@ -223,9 +223,9 @@ void Engine::Impl::write_indices(const std::string& folder, const ModelIndex& mi
 
 // On all ranks if on any. Buckets of a sharded accumulator may be under way on some ranks only, so
 // the question goes where they do not.
-void Engine::Impl::refuse_within_step(const std::string& call) const {
+void Engine::Impl::refuse_within_step(const std::string& call, bool between_is_fine) const {
   std::string error;
-  if (micro_batches != 0 || open_micro_batch || reduced) {
+  if (open_micro_batch || (!between_is_fine && (micro_batches != 0 || reduced))) {
     error = fmt::format(
         "{0}: data rank {1} has accumulated gradients since the last step; {0} after step() or "
         "discard_gradients()",
@@ -236,8 +236,14 @@ void Engine::Impl::refuse_within_step(const std::string& call) const {
   if (!error.empty()) throw ArgumentError(error);
 }
 
+// State and weights are those of the last step until the next one.
 void Engine::Impl::save(const std::string& root) {
-  refuse_within_step("save");
+  refuse_within_step("save", true);
+  if ((micro_batches != 0 || reduced) && !told_of_saves) {
+    told_of_saves = true;
+    log("zerofp8: saved between micro-batches: the checkpoint is that of the last step, without "
+        "what was accumulated since; after a load begin the step anew (told once)");
+  }
   read_counters();
   const bool first = data_rank() == 0 && model_rank() == 0;
   std::string error, name, id;

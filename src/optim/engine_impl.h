@@ -122,6 +122,7 @@ struct Engine::Impl {
   std::vector<bool> kept_is_old;  // does not go with the state
   std::vector<bool> written;      // from outside, so far; the same on all ranks
   bool told_of_writes = false;
+  bool told_of_saves = false;
 
   // engine_setup.cc
   Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o);
@@ -248,7 +249,7 @@ struct Engine::Impl {
   // checkpoint_save.cc, checkpoint_load.cc
   std::vector<StoredTensor> stored_tensors(BucketState& b, const Segment& s, std::int64_t at);
   CheckpointFormat checkpoint_format() const;
-  void refuse_within_step(const std::string& call) const;
+  void refuse_within_step(const std::string& call, bool between_is_fine = false) const;
   int model_rank() const { return groups.model == nullptr ? 0 : groups.model->rank(); }
   ModelIndex write_shard(const std::string& folder, const std::string& id);
   void write_indices(const std::string& folder, const ModelIndex& mine);

@@ -26,13 +26,6 @@ def twice(model):
     return optimizer
 
 
-def stepped(model):
-    optimizer = adam(model)
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    return optimizer
-
-
 class OwnAdam(torch.optim.Adam):
     pass
 
@@ -47,7 +40,6 @@ CASES = {
                  ["maximize", "negate the loss"]),
     "differentiable": (lambda m: adam(m, differentiable=True), {}, ["differentiable"]),
     "registered twice": (twice, {}, ["weight", "each parameter once"]),
-    "stepped": (stepped, {}, ["before the first step"]),
     "foreign parameter": (lambda m: adam(nn.Linear(3, 3)), {}, ["named_parameters", "(3, 3)"]),
     "no config": (adam, {"config": 7}, ["int", "a path"]),
     "config file": (adam, {"config": "/nowhere.json"}, ["/nowhere.json"]),

@@ -1,6 +1,7 @@
 """state_dict() is the whole state, also where one rank calls it alone, and loads on any ranks."""
 
 import io
+import logging
 import time
 
 import pytest
@@ -218,3 +219,47 @@ def test_a_state_of_before_the_first_step_takes_state_back():
     optimizer.load_state_dict(start["o"])
     model.load_state_dict(start["m"])
     assert (train(model, optimizer, range(3)), ) == (first[0], ) and same(bits(model), first[1])
+
+
+def between(rank, folder):
+    """Saved between micro-batches by both ways: the state of the last step, and one warning."""
+    told, found = [], []
+    logging.getLogger("zerofp8").addHandler(Told(told))
+    for stage in (0, 1, 2):
+        config = {**CONFIGS[f"O2 stage {stage}"], "gradient_accumulation_steps": 2}
+        model, optimizer = make(config, loss_is_divided=False)
+        before = {}
+        for step in range(3):
+            if step == 2:
+                before = optimizer.state_dict()["state"]
+            for micro in range(2):
+                optimizer.backward(loss_of(model, step, rank, micro))
+                if micro == 0:
+                    saved = optimizer.state_dict()["state"]
+                    optimizer.save(f"{folder}/{stage}")
+            if step < 2:
+                optimizer.step()
+        found.append(all(torch.equal(e[k], before[i][k]) for i, e in saved.items() for k in e))
+        weights = bits(model)
+        optimizer.zero_grad()
+        optimizer.load(f"{folder}/{stage}")
+        found.append(optimizer.applied_steps == 2 and same(bits(model), weights))
+        optimizer.close()
+    return found, told
+
+
+class Told(logging.Handler):
+    def __init__(self, lines):
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record):
+        if "between micro-batches" in record.getMessage():
+            self.lines.append(record.getMessage())
+
+
+def test_saved_between_micro_batches(tmp_path):
+    (found, told), (others, _) = run_ranks(2, between, str(tmp_path))
+    assert found == others == [True] * 6
+    for way in ("state_dict between", "saved between"):
+        assert sum(way in line for line in told) == 3  # once per optimizer
