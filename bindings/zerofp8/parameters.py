@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _C, ddp
 from .errors import ConfigError, UnsupportedError
@@ -192,7 +193,8 @@ def collect(model, optimizer):
 def rest_of(model, parameters):
     """What of a model the optimizer does not have: frozen parameters and buffers, by name.
 
-    Sparse, quantised and meta tensors are left out, and experts (``allreduce = False``), which
+    Sparse, quantised and meta tensors, and subclasses whose values are in other tensors, are left
+    out, and experts (``allreduce = False``), which
     differ between data ranks.
     """
     taken = {id(n.parameter) for n in parameters}
@@ -200,7 +202,8 @@ def rest_of(model, parameters):
             if id(p) not in taken and getattr(p, "allreduce", True)}
     rest.update(model.named_buffers())
     return {n.replace("_orig_mod.", ""): t for n, t in rest.items()
-            if t.layout is torch.strided and t.device.type in _DEVICES and t.numel() > 0
+            if not _is_wrapper(t)
+            and t.layout is torch.strided and t.device.type in _DEVICES and t.numel() > 0
             and not t.is_quantized and (t.is_contiguous() or 0 not in t.stride())}
 
 
@@ -243,9 +246,17 @@ def check_partial(records):
                 "set or remove it on all of them")
 
 
+def _is_wrapper(tensor):
+    """Whether its values are in other tensors (torchao's weights): it has no memory of its own."""
+    return is_traceable_wrapper_subclass(tensor) or is_traceable_wrapper_subclass(tensor.data)
+
+
 def _check_parameter(name, p):
     given = None
-    if p.dtype not in DTYPES:
+    if _is_wrapper(p):
+        given, allowed = f"a {type(p.data).__name__}, whose values are in other tensors", "plain ones"
+        fix = "leave it out of the optimizer's groups if it is frozen, or train it unquantised"
+    elif p.dtype not in DTYPES:
         given, allowed = str(p.dtype), ", ".join(str(d) for d in DTYPES)
         fix = "convert the model"
     elif p.device.type not in _DEVICES:

@@ -13,6 +13,7 @@ _NEEDED = (
     ("torch", "_C._will_engine_execute_node", ()),
     ("torch", "_C._storage_Use_Count", ()),
     ("torch", "_disable_dynamo", ()),
+    ("torch.utils._python_dispatch", "is_traceable_wrapper_subclass", ()),
     ("torch.nn.parallel", "DistributedDataParallel._active_ddp_module", ()),
     ("torch.nn.parallel", "DistributedDataParallel._ddp_init_helper",
      ("parameters", "expect_sparse_gradient", "param_to_name_mapping", "static_graph")),
