@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import _C, ddp
+from . import _C, ddp, overlaps
 from .errors import ConfigError, UnsupportedError
 
 _DEVICES = ("cpu", "cuda")
@@ -178,15 +178,7 @@ def collect(model, optimizer):
             group_of[id(p)], where[id(p)] = index, place
     found = [NamedParameter(names[id(p)], p, group_of[id(p)])
              for p in model.parameters() if id(p) in group_of]
-    first = {}
-    for named in found:
-        if named.parameter.numel() == 0:
-            continue
-        other = first.setdefault(named.parameter.data_ptr(), named.name)
-        if other != named.name:
-            raise ConfigError("model", f"parameters \"{other}\" and \"{named.name}\" with one "
-                              "storage: it would be updated twice", "a storage per parameter",
-                              "use the same Parameter object in both places")
+    overlaps.check(found)
     return found
 
 

@@ -129,14 +129,41 @@ std::vector<double> Engine::Impl::gradient_norms(NormKind kind) {
   return squares;
 }
 
+// A rank that had micro-batches, but fewer than another one: what it left out would be missing in
+// the average without a word. A rank without any has no data, which is allowed.
+std::string Engine::Impl::fault_of_counts(const std::vector<std::int64_t>& counts) {
+  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    if (counts[r] == 0 || counts[r] == most) continue;
+    return fmt::format(
+        "data rank {} ended its step after micro-batch {} of {}; give all ranks the same number of "
+        "micro-batches, or one none at all; nothing was changed: add what is missing, or call "
+        "discard_gradients()",
+        r, counts[r], most);
+  }
+  return "";
+}
+
+// All data ranks of a slice know of it already.
+void Engine::Impl::agree_on_counts(const std::string& fault) {
+  std::int32_t any = !fault.empty();
+  if (groups.model != nullptr) groups.model->all_reduce(std::span(&any, 1), ReduceOp::kMax);
+  if (any != 0) throw ArgumentError(first_error(groups.data, groups.model, fault));
+}
+
 // A parameter is used if any rank of its reduce group, or any holder of a tied copy, had a
 // gradient.
 void Engine::Impl::agree_on_use() {
+  std::string fault;
+  for (ParameterState& state : states) state.used_anywhere = false;
   for (Communicator* comm : reduce_comms) {
     std::vector<std::uint8_t> mine;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (reduce_comm_of(static_cast<int>(i)) == comm) mine.push_back(states[i].used);
     }
+    const std::size_t counts_at = mine.size();
+    if (comm == groups.data) mine.resize(counts_at + sizeof micro_batches);
+    std::memcpy(mine.data() + counts_at, &micro_batches, mine.size() - counts_at);
     const std::size_t n = mine.size();
     std::vector<std::uint8_t> all(n * static_cast<std::size_t>(comm->size()));
     comm->gather_control(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
@@ -148,7 +175,14 @@ void Engine::Impl::agree_on_use() {
       }
       ++at;
     }
+    if (comm != groups.data) continue;
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(comm->size()));
+    for (std::size_t r = 0; r < counts.size(); ++r) {
+      std::memcpy(&counts[r], all.data() + r * n + counts_at, sizeof counts[r]);
+    }
+    fault = fault_of_counts(counts);
   }
+  agree_on_counts(fault);
   std::map<std::string, BucketState*> tied;
   for (BucketState& b : buckets) {
     if (b.tied_comm != nullptr) tied[b.bucket->tied] = &b;
@@ -203,7 +237,6 @@ void Engine::Impl::agree() {
   Part total = combine(gather(*groups.data, part), rank);
   if (groups.model != nullptr) total = combine(gather(*groups.model, total), slice);
   if (total.failed != 0) throw CommError(first_error(groups.data, groups.model, failure));
-  agree_on_use();
   agreed = {};
   agreed.bad = total.bad != 0;
   agreed.bad_rank = total.bad_rank;

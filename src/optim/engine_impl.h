@@ -128,6 +128,7 @@ struct Engine::Impl {
   Impl(const Settings& s, std::vector<Parameter> p, const Groups& g, EngineOptions o);
   void check_arguments() const;
   void check_parameter(const Parameter& p) const;
+  void check_overlaps() const;
   void check_memory_of(const std::string& what, const Communicator* comm) const;
   void check_ranks_agree() const;
   ComparedTexts compared_texts() const;
@@ -178,6 +179,8 @@ struct Engine::Impl {
   std::vector<Communicator*> payload_comms() const;
   std::string failure_on_device() const;
   void agree_on_use();
+  static std::string fault_of_counts(const std::vector<std::int64_t>& counts);
+  void agree_on_counts(const std::string& fault);
   bool agree_on_update(bool overflow);
   void name_bad_parameters(int rank, int slice);
 

@@ -116,6 +116,29 @@ void Engine::Impl::check_parameter(const Parameter& p) const {
   }
 }
 
+// Weights that share memory would lose updates to each other. Side by side is fine.
+void Engine::Impl::check_overlaps() const {
+  std::vector<const Parameter*> sorted;
+  for (const Parameter& p : parameters) {
+    if (p.spec.numel() > 0) sorted.push_back(&p);
+  }
+  const auto begin = [](const Parameter* p) { return reinterpret_cast<std::uintptr_t>(p->weight); };
+  const auto end = [&](const Parameter* p) {
+    return begin(p) + static_cast<std::uintptr_t>(p->spec.numel() * bytes_of(p->spec.dtype));
+  };
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](const Parameter* a, const Parameter* b) { return begin(a) < begin(b); });
+  // Neighbours are enough: the first one that overlaps any before it overlaps the one before it, or
+  // that one was told of already.
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    if (begin(sorted[i]) >= end(sorted[i - 1])) continue;
+    throw ArgumentError(fmt::format(
+        "parameters \"{}\" and \"{}\" overlap in memory, and updates of one would be lost to the "
+        "other; give each its own memory, or register what they share once",
+        sorted[i - 1]->spec.name, sorted[i]->spec.name));
+  }
+}
+
 void Engine::Impl::check_memory_of(const std::string& what, const Communicator* comm) const {
   if (comm == nullptr || !device->is_host() || !comm->on_device()) return;
   throw ArgumentError(
@@ -187,6 +210,7 @@ void Engine::Impl::check_arguments() const {
         throw ArgumentError("parameter \"" + p.spec.name + "\" is registered twice");
       }
     }
+    check_overlaps();
   } catch (const Error& e) {
     error = e.what();
     if (groups.data->size() > 1) {

@@ -94,7 +94,6 @@ void Engine::Impl::gather_parts(Communicator* comm, const StepPart* mine, StepPa
 
 void Engine::Impl::agree_on_device() {
   count_squares();
-  agree_on_use();
   device_step->write_use(used_parameters());
   send_groups();
   DeviceStep& on = *device_step;

@@ -113,6 +113,7 @@ void Engine::Impl::sum_tied() {
 void Engine::Impl::reduce_gradients() {
   if (reduced) return;
   end_open_micro_batch();
+  agree_on_use();  // before sums take the place of what was accumulated
   for (BucketState& b : buckets) {
     start_reduction(b);
     if (!settings.overlap_comm) finish_reduction(b);
