@@ -306,6 +306,35 @@ TEST_F(Cli, AllMistakesOfAFileAreToldAtOnce) {
   }
 }
 
+// A python3 of its own on PATH: what it is given, and its exit code.
+TEST_F(Cli, CommandsInPythonGetAllArguments) {
+  const std::string folder = path("bin"), python = folder + "/python3";
+  ASSERT_EQ(std::system(("mkdir -p " + folder).c_str()), 0);
+  std::ofstream(python) << "#!/bin/sh\nshift 2\nfor word; do echo \"[$word]\"; done\nexit 7\n";
+  ASSERT_EQ(std::system(("chmod +x " + python).c_str()), 0);
+  const std::string first = "PATH=" + folder + ":$PATH";
+  const Result result = run("convert --help 'a b' --to=c", first);
+  EXPECT_EQ(result.code, 7);
+  EXPECT_EQ(result.out, "[convert]\n[--help]\n[a b]\n[--to=c]\n");
+  EXPECT_EQ(run("inspect x", first).out, "[inspect]\n[x]\n");
+  std::system(("rm -r " + folder).c_str());
+}
+
+TEST_F(Cli, CommandsInPythonSayWhatIsMissing) {
+  const Result none = run("convert a b", "PATH=/nonexistent");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_HAS(none.err, "convert needs Python with the package zerofp8, and python3 cannot be run");
+  if (std::system("python3 -I -S -c 'pass' >/dev/null 2>&1") != 0) GTEST_SKIP() << "no python3";
+  const std::string folder = path("bin"), python = folder + "/python3";
+  ASSERT_EQ(std::system(("mkdir -p " + folder).c_str()), 0);
+  std::ofstream(python) << "#!/bin/sh\nPATH=${PATH#*:}\nexec python3 -I -S \"$@\"\n";
+  ASSERT_EQ(std::system(("chmod +x " + python).c_str()), 0);
+  const Result no_package = run("inspect x", "PATH=" + folder + ":$PATH");
+  EXPECT_EQ(no_package.code, 1);
+  EXPECT_HAS(no_package.err, "has no module zerofp8, which this command needs");
+  std::system(("rm -r " + folder).c_str());
+}
+
 TEST_F(Cli, MatrixPlainAndMarkdown) {
   const Result plain = run("matrix"), markdown = run("matrix --markdown");
   EXPECT_EQ(plain.code, 0);

@@ -15,6 +15,18 @@
 namespace zerofp8 {
 namespace {
 
+// As `python -m`, but a package that is missing is an error for people.
+constexpr const char* kRun = R"(
+import importlib, runpy, sys
+name = "zerofp8." + sys.argv.pop(1)
+try:
+    importlib.import_module("zerofp8")
+except ModuleNotFoundError as error:
+    sys.exit(f"zerofp8: {sys.executable} has no module {error.name}, which this command needs: "
+             "install the zerofp8 package there, or put another python3 first on PATH")
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+)";
+
 // The one that this tool was installed with, else the shell's.
 std::string python() {
   std::error_code ignored;
@@ -28,7 +40,7 @@ std::string python() {
 bool is_python_command(std::string_view name) { return name == "convert" || name == "inspect"; }
 
 int run_in_python(int argc, char** argv) {
-  std::vector<std::string> words = {python(), "-m", fmt::format("zerofp8.{}", argv[1])};
+  std::vector<std::string> words = {python(), "-c", kRun, argv[1]};
   words.insert(words.end(), argv + 2, argv + argc);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
