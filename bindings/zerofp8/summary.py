@@ -44,7 +44,7 @@ def summary_writer(target, prefix="zerofp8/", every=1):
 
 
 def scalars(report):
-    """The numbers of a report, and the bytes sent by dtype as ``wire/e4m3`` and so on."""
+    """The numbers of a report, and the bytes sent by dtype as ``wire/fp8_e4m3`` and so on."""
     values = {name: float(getattr(report, name)) for name in _SCALARS}
     values.update((f"wire/{name}", float(sent)) for name, sent in report.wire.items())
     return values
