@@ -31,6 +31,12 @@ def register(taker):
     _takers.add(taker)
 
 
+def takers_of(parameters):
+    """The GradientTakers, not closed yet, that have any of these."""
+    wanted = {id(n.parameter) for n in parameters}
+    return [t for t in list(_takers) if any(id(n.parameter) in wanted for n in t.parameters)]
+
+
 def forget(taker):
     """It was closed."""
     _takers.discard(taker)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from . import ddp
+from .edits import zeros_like
 from .errors import ArgumentError, ConfigError
 from .main_grad import MainGrads
 from .taken import StandIns, TakenGradient, remove_from
@@ -46,7 +47,6 @@ class GradientTaker:
         self._at_end = lambda: None  # what is called then; the task holds it as long as it lives
         self._taken = False        # a gradient in the pass under way
         self._held = {}            # parameters with a gradient since the last step, in order
-        self._warned = False
         self._hooks = {}
         self._unhooked = list(range(len(parameters)))
         self._main = main_grads
@@ -90,8 +90,37 @@ class GradientTaker:
         self._unhooked = []  # for good
         self._stand_ins.remove_all()
 
+    def _settle(self, at_step):
+        owner = self._stand_ins.owner()
+        if owner is not None:
+            owner._edits.settle(self, owner._reduced, at_step)
+
+    def cancelled(self, zeroed):
+        """Indices whose gradients of before were removed, replaced or zeroed by somebody else."""
+        gone = [*self._stand_ins.gone(), *zeroed]
+        return sorted(i for i in {*gone} if i in self._held)
+
+    def forget(self, index):
+        """This parameter has no gradient any more."""
+        self._held.pop(index, None)
+
+    def give_zeros(self, index):
+        """A gradient of zeros, unless there is one."""
+        if index not in self._held:
+            self._add(index, zeros_like(self.parameters[index].parameter))
+
+    def replace(self):
+        """Close the optimizer that has this: another one takes these parameters."""
+        logger.warning(
+            "zerofp8: initialize was called again for a model that an optimizer has already: that "
+            "one was closed%s", ", and the gradients of its step under way are lost"
+            if self.dirty else "")
+        owner = self._stand_ins.owner()
+        owner.close() if owner is not None else self.close()
+
     def take_leftovers(self):
         """Add what is in ``p.grad`` or ``p.main_grad`` although no hook has seen it."""
+        self._settle(at_step=True)
         found = self._main.take_all(self._add)
         for index, named in enumerate(self.parameters):
             grad = named.parameter.grad
@@ -156,14 +185,8 @@ class GradientTaker:
             return
         if self.integration.ends_micro_batches:
             return
-        # Or autograd would add to them in place.
-        gone = self._stand_ins.remove_all()
-        if not self._warned and any(i in self._held for i in gone):
-            self._warned = True
-            logger.warning(
-                "gradients were removed from the parameters (model.zero_grad() or p.grad = None) "
-                "after zerofp8 has taken them: those taken before still count in the next step(); "
-                "to discard them, call optimizer.zero_grad()")
+        self._settle(at_step=False)
+        self._stand_ins.remove_all()  # or autograd would add to them in place
         task = torch._C._current_graph_task_id()
         is_whole = whole()
         self._open_task = task

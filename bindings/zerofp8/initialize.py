@@ -184,6 +184,8 @@ class _Prepared:
     def finish(self, records, timeout):
         """Make communicators and the engine, hook the parameters."""
         layout = self.layout
+        for taker in ddp.takers_of(self.parameters):
+            taker.replace()
         data = self._communicator(layout.data, timeout)
         model_ranks = groups.model_ranks(records, layout.rank)
         # A step that is decided on the device has payloads for it, too.

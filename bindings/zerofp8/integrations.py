@@ -51,6 +51,14 @@ def choose(pipeline_stages):
     return INTEGRATIONS["pipelining" if pipeline_stages > 1 else "loop"]
 
 
+def clips_itself(settings):
+    """Who clips: the config's clipping wins over a trainer's calls of ``clip_grad_norm_``.
+
+    It is over the whole model, pipeline stages and tensor slices included, and every rank has it.
+    """
+    return settings.gradient_clipping > 0
+
+
 def resolve_division(integration, accumulation_steps, given):
     """Whether the loss is divided by A already.
 

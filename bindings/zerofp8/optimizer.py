@@ -8,6 +8,7 @@ import torch
 
 from .capturable import PendingReport
 from .checkpoints import Checkpoints
+from .edits import TrainerEdits
 from .errors import ArgumentError, ConfigError, UnsupportedError
 from .parameters import adam_options, as_tuple
 from .plan import Plan
@@ -54,7 +55,8 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
         self._scale_was_asked = False
         self._has_loss = has_loss  # stages before the last get gradients that are scaled already
         self._watch = WeightWatch(engine, parameters)
-        self._reduced = False
+        self._reduced = self._closed = False
+        self._edits = TrainerEdits(self)
         self._frozen_groups = True
         self._capturable = capturable
         self._report = None  # of the last step; with `capturable` the engine has it
@@ -95,6 +97,9 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
             fp16 without ``backward(loss)`` or ``scale(loss)``; hyper-parameters that differ
             between ranks.
         """
+        if self._closed:
+            raise ArgumentError("step: this optimizer was closed (close(), or another initialize "
+                                "for the same model); call initialize again")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -102,6 +107,7 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
         self._prepare()
         self._push_groups()
         self._ascend()
+        self._edits.apply()
         self._step_engine()
         if closure is not None:
             return loss
@@ -133,6 +139,7 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
             self._shards.end_step()
             self._taker.start_step()
             self._scale_was_asked = self._reduced = False
+            self._edits.forget()
         if self._capturable or self._report.applied:
             self._watch.updated()
         self._taker.hook_new_parameters()
@@ -191,6 +198,7 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
         if self._taker.dirty or self._reduced:  # by a rank without gradients, too
             self._engine.discard_gradients()
             self._reduced = False
+        self._edits.forget()
         self._taker.start_step()
         self._taker.drop_leftovers()
 
@@ -240,6 +248,12 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
         if bad:
             self._push_groups()
             self._step_engine()
+
+    def _reduce_now(self):
+        """All ranks reduce what was accumulated, at the first question about it."""
+        if not self._reduced:
+            self._prepare()
+            self._reduce()
 
     def _reduce(self):
         if not self._reduced:
@@ -364,6 +378,7 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
 
     def close(self):
         """Give memory, threads, process groups and hooks back. The model keeps its weights."""
+        self._closed = True
         self._taker.close()
         self._shards.close()
         self._engine.close()

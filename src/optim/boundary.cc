@@ -129,32 +129,25 @@ std::vector<double> Engine::Impl::gradient_norms(NormKind kind) {
   return squares;
 }
 
-// A rank that had micro-batches, but fewer than another one: what it left out would be missing in
-// the average without a word. A rank without any has no data, which is allowed.
-std::string Engine::Impl::fault_of_counts(const std::vector<std::int64_t>& counts) {
+// A rank that had micro-batches, but fewer than another one: what it left out is missing in the
+// average. Said once, and no error: where ranks use different layers, a backward pass may give this
+// rank's parameters nothing, and re-entrant checkpoints count by segments.
+void Engine::Impl::look_at_counts(const std::vector<std::int64_t>& counts) {
   const std::int64_t most = *std::max_element(counts.begin(), counts.end());
-  for (std::size_t r = 0; r < counts.size(); ++r) {
+  for (std::size_t r = 0; r < counts.size() && !told_of_counts; ++r) {
     if (counts[r] == 0 || counts[r] == most) continue;
-    return fmt::format(
-        "data rank {} ended its step after micro-batch {} of {}; give all ranks the same number of "
-        "micro-batches, or one none at all; nothing was changed: add what is missing, or call "
-        "discard_gradients()",
-        r, counts[r], most);
+    told_of_counts = true;
+    log(fmt::format(
+        "zerofp8: data rank {} ended its step after micro-batch {} of {}; the average counts what "
+        "is missing as zeros: if that is not meant, give all ranks the same number of "
+        "micro-batches (said once)",
+        r, counts[r], most));
   }
-  return "";
-}
-
-// All data ranks of a slice know of it already.
-void Engine::Impl::agree_on_counts(const std::string& fault) {
-  std::int32_t any = !fault.empty();
-  if (groups.model != nullptr) groups.model->all_reduce(std::span(&any, 1), ReduceOp::kMax);
-  if (any != 0) throw ArgumentError(first_error(groups.data, groups.model, fault));
 }
 
 // A parameter is used if any rank of its reduce group, or any holder of a tied copy, had a
 // gradient.
 void Engine::Impl::agree_on_use() {
-  std::string fault;
   for (ParameterState& state : states) state.used_anywhere = false;
   for (Communicator* comm : reduce_comms) {
     std::vector<std::uint8_t> mine;
@@ -180,9 +173,8 @@ void Engine::Impl::agree_on_use() {
     for (std::size_t r = 0; r < counts.size(); ++r) {
       std::memcpy(&counts[r], all.data() + r * n + counts_at, sizeof counts[r]);
     }
-    fault = fault_of_counts(counts);
+    look_at_counts(counts);
   }
-  agree_on_counts(fault);
   std::map<std::string, BucketState*> tied;
   for (BucketState& b : buckets) {
     if (b.tied_comm != nullptr) tied[b.bucket->tied] = &b;

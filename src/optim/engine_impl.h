@@ -99,6 +99,7 @@ struct Engine::Impl {
   bool open_micro_batch = false;   // gradients since the last end_micro_batch
   int next_flush = 0;              // sharded: first bucket that this micro-batch has not flushed
   bool reduced = false;
+  bool told_of_counts = false;  // that ranks had different numbers of micro-batches
   double trainer_scale = 1;  // of this step's gradients, by a loss scaler of the trainer
   Agreement agreed;
   WireBytes wire_before;
@@ -179,8 +180,7 @@ struct Engine::Impl {
   std::vector<Communicator*> payload_comms() const;
   std::string failure_on_device() const;
   void agree_on_use();
-  static std::string fault_of_counts(const std::vector<std::int64_t>& counts);
-  void agree_on_counts(const std::string& fault);
+  void look_at_counts(const std::vector<std::int64_t>& counts);
   bool agree_on_update(bool overflow);
   void name_bad_parameters(int rank, int slice);
 

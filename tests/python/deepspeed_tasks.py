@@ -210,17 +210,21 @@ def layouts():
 
 def user_backward():
     """loss.backward() without the engine's, as recent versions of DeepSpeed allow."""
-    found = {}
-    for kind in ("engine", "torch"):
+    found = {"first norms": {}}
+    for kind in ("engine", "torch", "undivided"):
         trainer = start(1, MAIN)
         losses = []
         for step in range(2):
             for i in range(trainer.accumulation):
                 part = trainer.data_rank * trainer.accumulation + i
                 loss = trainer.engine(*micro_batch(step, part))
-                trainer.engine.backward(loss) if kind == "engine" else loss.backward()
+                if kind == "undivided":  # as Hugging Face's Trainer calls it
+                    trainer.engine.backward(loss, scale_wrt_gas=False)
+                else:
+                    trainer.engine.backward(loss) if kind == "engine" else loss.backward()
                 trainer.engine.step()
             losses.append(loss.item())
+            found["first norms"].setdefault(kind, float(trainer.engine.get_global_grad_norm()))
         found[f"{kind} style losses"] = losses
         found["micro batches"] = trainer.engine.optimizer.last_report.micro_batches
         trainer.close()

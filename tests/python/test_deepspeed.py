@@ -126,6 +126,10 @@ def test_user_backward_and_micro_batches(plain):
     for r in plain:
         assert r["micro batches"] == 2
         assert r["torch style losses"] == r["engine style losses"]
+        # Two micro-batches, by which scale_wrt_gas=False does not divide.
+        norms = r["first norms"]
+        assert norms["undivided"] == pytest.approx(2 * norms["engine"], rel=0.02)
+        assert norms["torch"] == norms["engine"]
 
 
 def test_tied_copies_stay_equal(pipelines):

@@ -3,7 +3,6 @@
 import copy
 import gc
 import io
-import logging
 import weakref
 
 import pytest
@@ -158,30 +157,6 @@ def test_unfrozen_too_late_in_a_pipeline_is_explained():
 # -- stand-ins -----------------------------------------------------------------------------------
 
 
-def test_clipping_a_part_of_the_model_raises():
-    model, optimizer = start(small())
-    for _ in range(2):
-        model(X).sum().backward()
-        for part in (model, model[0], model[2]):
-            with pytest.raises(zerofp8.TakenGradientError, match="gradient_clipping"):
-                nn.utils.clip_grad_norm_(part.parameters(), 1e-3)
-            with pytest.raises(zerofp8.TakenGradientError, match="gradient_clipping"):
-                nn.utils.clip_grad_value_(part.parameters(), 1e-3)
-            with pytest.raises(zerofp8.TakenGradientError):
-                nn.utils.get_total_norm([p.grad for p in part.parameters()])
-    assert optimizer.step().micro_batches == 2
-    assert kinds(model) == [type(None)] * 4
-
-
-def test_clipping_a_part_after_unscale_raises():
-    model, optimizer = start(small())
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(model(X).sum()).backward()
-    scaler.unscale_(optimizer)
-    with pytest.raises(zerofp8.TakenGradientError):
-        nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)
-
-
 def test_parameters_without_a_gradient_have_no_stand_in():
     model, optimizer = start(small())
     model[2](torch.ones(2, 16)).sum().backward()
@@ -211,32 +186,20 @@ def test_grad_scaler_asks_once_for_all_dtypes(bad, monkeypatch):
     assert scaler.get_scale() == (1.0 if bad else 8.0)
 
 
-def test_conversions_and_data_are_explained():
+def test_conversions_do_not_hide_the_error_before_them():
+    """Clean-up after an exception of the user's; it is the next step that complains."""
     model, optimizer = start(small())
+    with pytest.raises(ZeroDivisionError):
+        try:
+            model(X).sum().backward()
+            1 / 0
+        finally:
+            model.cpu()
+    assert optimizer.step().applied  # nothing was converted
     model(X).sum().backward()
-    with pytest.raises(zerofp8.TakenGradientError, match="_apply.*before zerofp8.initialize"):
-        model.to(torch.bfloat16)
-    with pytest.raises(zerofp8.TakenGradientError, match="full_gradient"):
-        model[2].bias.grad.data.mul_(0.5)
-
-
-@pytest.mark.parametrize("discard", [lambda m: m.zero_grad(), lambda m: setattr(
-    m[0].weight, "grad", None)])
-def test_gradients_removed_past_the_optimizer_are_warned_of_once(discard, caplog):
-    model, optimizer = start(small())
-    with caplog.at_level(logging.WARNING, "zerofp8"):
-        for _ in range(2):
-            model(X).sum().backward()
-            optimizer.step()
-            discard(model)
-            optimizer.zero_grad()
-        assert not caplog.records
-        for _ in range(3):
-            model(X).sum().backward()
-            discard(model)
-    assert [r for r in caplog.records if "optimizer.zero_grad()" in r.message] == caplog.records
-    assert len(caplog.records) == 1
-    assert optimizer.step().micro_batches == 3
+    model.to(torch.bfloat16)
+    with pytest.raises(zerofp8.Error, match='"0.weight"'):
+        optimizer.step()
 
 
 # -- what is a micro-batch -----------------------------------------------------------------------

@@ -68,7 +68,13 @@ class EngineOptimizer(ZeROOptimizer):
     # -- backward --------------------------------------------------------------------------------
 
     def scale_if_loss(self, value):
-        return self.optimizer.scale(value)
+        """A new tensor, which the engine marks as a loss that it has divided already.
+
+        A loss that is an output of the model has the engine's hook for losses that it has not: on
+        one tensor that hook would run first, and divide by the accumulation steps once more.
+        """
+        scaled = self.optimizer.scale(value)
+        return scaled * 1 if scaled is value else scaled
 
     def backward(self, loss, **kwargs):
         """For trainers that call the optimizer's; the engine's does more."""
