@@ -319,8 +319,8 @@ def test_grad_scaler_unscale_gives_the_norm():
     scaler.unscale_(optimizer)
     true_norm = nn.utils.clip_grad_norm_(twin.parameters(), 1e9)
     assert optimizer.grad_norm == pytest.approx(true_norm.item(), rel=1e-5)
-    with pytest.raises(zerofp8.TakenGradientError):
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    asked = nn.utils.clip_grad_norm_(model.parameters(), 1e9)  # for the log; the config clips
+    assert asked.item() == pytest.approx(true_norm.item(), rel=1e-5)
     assert scaler.step(optimizer).clip_coefficient == pytest.approx(0.5 / true_norm.item(), rel=1e-4)
     scaler.update()
 
