@@ -336,7 +336,9 @@ void bind_engine(py::module_& m) {
           },
           py::arg("kind") = "two")
       .def(
-          "discard_gradient", [](PyEngine& e, int p) { e.engine().discard_gradient(p); }, Release())
+          "discard_gradient",
+          [](PyEngine& e, int p, bool keep_zeros) { e.engine().discard_gradient(p, keep_zeros); },
+          py::arg("parameter"), py::arg("keep_zeros") = false, Release())
       .def("scale_gradient",
            [](PyEngine& e, int p, double factor) { e.engine().scale_gradient(p, factor); })
       .def("loss_scale", [](PyEngine& e) { return e.engine().loss_scale(); })

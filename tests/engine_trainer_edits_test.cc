@@ -86,6 +86,35 @@ TEST_P(TrainerEdits, DiscardedIsAsIfItHadNotBeenGiven) {
   }
 }
 
+// Zeroed at any time: the bits of a run that was given zeros, with weight decay and moments going
+// on.
+TEST_P(TrainerEdits, ZeroedIsAsIfItHadBeenZeros) {
+  for (const bool reduced : {false, true}) {
+    run_ranks(GetParam().ranks, [&](Communicator& comm) {
+      Snapshot ends[2];
+      for (const bool zeroes : {false, true}) {
+        Model model(two(), recipe());
+        Engine engine(recipe().settings(comm.size()), model.parameters(), {.data = &comm}, quiet());
+        for (int t = 0; t < 3; ++t) {
+          for (const int i : {0, 1}) {
+            if (t != 1 || i == 0 || zeroes) {
+              give(engine, i, t, comm.rank(), 0);
+            } else {
+              add_constant(engine, i, 0.0);
+            }
+          }
+          engine.end_micro_batch();
+          if (t == 1 && reduced) engine.reduce_gradients();
+          if (t == 1 && zeroes) engine.discard_gradient(1, true);
+          EXPECT_EQ(engine.step().unused_parameters, 0);
+        }
+        ends[zeroes] = snapshot(engine, model);
+      }
+      EXPECT_TRUE(ends[0] == ends[1]) << reduced;
+    });
+  }
+}
+
 // A local accumulator on one rank only: its contribution is gone, NaNs in it as well.
 TEST_P(TrainerEdits, DiscardedOnOneRank) {
   if (sharded()) return;  // compared over ranks, see below

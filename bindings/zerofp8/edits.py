@@ -9,8 +9,6 @@ import logging
 import math
 import weakref
 
-import torch
-
 from . import integrations
 from .errors import ArgumentError
 
@@ -38,8 +36,7 @@ class TrainerEdits:
 
     def forget(self):
         """A step has been made, or everything was discarded."""
-        self._zeroed = set()   # indices, since the last backward pass or the reduction
-        self._due = set()      # those of before: gradients of zeros, unless there is another one
+        self._zeroed = set()   # indices, since the last backward pass
         self._factors = {}     # by index
         self._clips = {}       # factors that were tensors: clip_grad_norm_ computes such ones
         self._norms = {}       # by kind, then index
@@ -73,18 +70,17 @@ class TrainerEdits:
         kept[index] = kept.get(index, 1.0) * factor
 
     def zero(self, index):
+        self._optimizer._engine.discard_gradient(index, True)
         self._zeroed.add(index)
         self._factors.pop(index, None)
         self._clips.pop(index, None)
 
-    def settle(self, taker, reduced, at_step):
-        """Tell the engine what was removed, replaced or zeroed since the last backward pass.
+    def settle(self, taker, at_step):
+        """Tell the engine what was removed or replaced since the last backward pass.
 
         Parameters
         ----------
         taker : GradientTaker
-        reduced : bool
-            Whether the engine has reduced this step's gradients already.
         at_step : bool
             False: another backward pass begins, which adds to what is left.
         """
@@ -94,17 +90,11 @@ class TrainerEdits:
                 f"the gradient of parameter \"{taker.parameters[index].name}\" was scaled or "
                 "clipped between two backward passes of a step, and the next one would add to it: "
                 "scale the losses, or clip after the last backward pass")
-        for index in taker.cancelled(() if reduced else self._zeroed):
+        for index in taker.cancelled():
             self._optimizer._engine.discard_gradient(index)
             taker.forget(index)
-        if reduced:
-            return  # what was zeroed since has the factor 0
-        self._due |= self._zeroed
-        self._zeroed.clear()
-        if at_step:
-            for index in sorted(self._due):
-                taker.give_zeros(index)
-            self._due.clear()
+        if not at_step:
+            self._zeroed.clear()
 
     def apply(self):
         """Hand the factors to the engine, which reduces before; nothing where there are none."""
@@ -114,7 +104,6 @@ class TrainerEdits:
         else:
             for index, factor in self._clips.items():
                 factors[index] = factors.get(index, 1.0) * factor
-        factors.update((i, 0.0) for i in self._zeroed)
         if not factors:
             return
         self._optimizer._reduce_now()
@@ -132,8 +121,3 @@ class TrainerEdits:
                 "zerofp8: the trainer clips gradients, and so does the config "
                 "(/gradient_clipping %g): the config's clipping is used; remove one of the two",
                 self._optimizer.settings.gradient_clipping)
-
-
-def zeros_like(parameter):
-    """A gradient of zeros, of one element's memory until it is made contiguous."""
-    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)

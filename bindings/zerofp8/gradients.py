@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import torch
 
 from . import ddp
-from .edits import zeros_like
 from .errors import ArgumentError, ConfigError
 from .main_grad import MainGrads
 from .taken import StandIns, TakenGradient, remove_from
@@ -93,21 +92,15 @@ class GradientTaker:
     def _settle(self, at_step):
         owner = self._stand_ins.owner()
         if owner is not None:
-            owner._edits.settle(self, owner._reduced, at_step)
+            owner._edits.settle(self, at_step)
 
-    def cancelled(self, zeroed):
-        """Indices whose gradients of before were removed, replaced or zeroed by somebody else."""
-        gone = [*self._stand_ins.gone(), *zeroed]
-        return sorted(i for i in {*gone} if i in self._held)
+    def cancelled(self):
+        """Indices whose gradients of before were removed or replaced by somebody else."""
+        return sorted(i for i in self._stand_ins.gone() if i in self._held)
 
     def forget(self, index):
         """This parameter has no gradient any more."""
         self._held.pop(index, None)
-
-    def give_zeros(self, index):
-        """A gradient of zeros, unless there is one."""
-        if index not in self._held:
-            self._add(index, zeros_like(self.parameters[index].parameter))
 
     def replace(self):
         """Close the optimizer that has this: another one takes these parameters."""

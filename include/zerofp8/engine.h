@@ -159,12 +159,13 @@ class Engine {
   void write_groups();
   // Throws away what was accumulated since the last step. With a sharded accumulator: collective.
   void discard_gradients();
-  // The same for one parameter, as if this rank had given it no gradient since the last step. With
+  // The same for one parameter, as if this rank had given it no gradient since the last step; with
+  // `keep_zeros` as if it had given it zeros, so that weight decay and moments go on. With
   // a sharded accumulator (then between micro-batches only), or after reduce_gradients(), all data
   // ranks have to do the same: step() throws ArgumentError where they have not, with nothing
   // changed. After the reduction, the norm and what was not finite stay as they were agreed on.
   // Capturable engines: with a local accumulator and before the reduction only.
-  void discard_gradient(int parameter);
+  void discard_gradient(int parameter, bool keep_zeros = false);
   // Multiplies one parameter's averaged gradient in this step's update, on top of earlier calls:
   // what a trainer that clips by itself does to it. Between reduce_gradients() and step(); the same
   // on all data ranks and all holders of a tied parameter, which is compared as above. Norms and

@@ -56,7 +56,9 @@ void Engine::discard_gradients() {
   impl_->clear_gradients();
 }
 
-void Engine::discard_gradient(int parameter) { impl_->discard_gradient(parameter); }
+void Engine::discard_gradient(int parameter, bool keep_zeros) {
+  impl_->discard_gradient(parameter, keep_zeros);
+}
 void Engine::scale_gradient(int parameter, double factor) {
   impl_->scale_gradient(parameter, factor);
 }

@@ -187,7 +187,7 @@ struct Engine::Impl {
   // trainer_edits.cc
   ParameterState& editable(int parameter, const char* call);
   void zero_gradient(const View& view, std::int64_t elements);
-  void discard_gradient(int parameter);
+  void discard_gradient(int parameter, bool keep_zeros);
   void scale_gradient(int parameter, double factor);
   std::uint64_t digest_of_edits() const;
   std::string edits_that_differ(std::size_t other) const;

@@ -34,7 +34,7 @@ void Engine::Impl::zero_gradient(const View& view, std::int64_t elements) {
                static_cast<std::size_t>(elements / settings.block_size) * sizeof(float));
 }
 
-void Engine::Impl::discard_gradient(int parameter) {
+void Engine::Impl::discard_gradient(int parameter, bool keep_zeros) {
   ParameterState& state = editable(parameter, "discard_gradient");
   const Partition::Home home = partition.homes[static_cast<std::size_t>(parameter)];
   const bool everywhere = reduced || settings.accumulation_sharded;
@@ -44,9 +44,11 @@ void Engine::Impl::discard_gradient(int parameter) {
         "end_micro_batch() before");
   }
   if (everywhere) {
-    state.edits = mix64(state.edits ^ static_cast<std::uint64_t>(2 * micro_batches + reduced + 1));
+    state.edits = mix64(
+        state.edits ^ static_cast<std::uint64_t>(4 * micro_batches + 2 * reduced + keep_zeros + 1));
   }
-  state.used = state.used_anywhere = false;
+  state.used = state.used && keep_zeros;
+  state.used_anywhere = state.used_anywhere && keep_zeros;
   state.factor = 1;
   if (home.bucket < 0) return;
   BucketState& b = buckets[static_cast<std::size_t>(home.bucket)];
