@@ -28,6 +28,7 @@ class AdamOptions:
 class Settings:
     """One validated point of the supported-combination table; dtypes by name ("fp8_e4m3")."""
 
+    assumed: list[str]
     opt_level: str
     weight: str
     accumulation: str

@@ -60,8 +60,7 @@ def test_case_6(dtype):
     for g in (1.0, 2.0, 4.0):
         model.push(optimizer, [g])
         assert all(p.grad is None or not p.grad.untyped_storage().nbytes() > 2 for p in model.p)
-        model.zero_grad()  # clears the low-precision gradient, not the accumulator
-        model.zero_grad()
+        # Nothing to clear, so that DeepSpeed's hook for it has nothing to do [deepspeed_cases.py].
     assert optimizer.full_gradient(model.p[0]).item() == pytest.approx(
         7.0, rel=0.0625 if dtype == "fp8" else 0)
     optimizer.step()

@@ -204,5 +204,5 @@ def test_frozen_parameters_and_buffers_begin_alike():
 def test_two_parameters_of_one_storage_are_refused():
     weight = torch.zeros(8)
     model = nn.ParameterList([nn.Parameter(weight), nn.Parameter(weight)])
-    with pytest.raises(zerofp8.ConfigError, match="same Parameter"):
+    with pytest.raises(zerofp8.ConfigError, match="one Parameter object"):
         zerofp8.initialize(model, torch.optim.AdamW(model.parameters()), {})
