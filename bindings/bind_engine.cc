@@ -292,12 +292,19 @@ void bind_engine(py::module_& m) {
                       std::map<std::string, SharedComm> tied,
                       std::map<std::string, std::pair<SharedComm, double>> reduce,
                       bool loss_is_divided, int threads, std::shared_ptr<Device> device,
-                      bool capturable, std::function<void(const std::string&)> log) {
+                      bool capturable, std::function<void(py::str)> log) {
+            std::function<void(const std::string&)> say;
+            if (log) {
+              say = [log = std::move(log)](const std::string& line) {
+                const py::gil_scoped_acquire gil;
+                log(text_of(line));
+              };
+            }
             return std::make_unique<PyEngine>(
                 EngineArguments{settings, std::move(parameters), std::move(groups), std::move(data),
                                 std::move(model), std::move(tied), std::move(reduce),
                                 loss_is_divided, threads, std::move(device), capturable},
-                std::move(log));
+                std::move(say));
           }),
           py::arg("settings"), py::arg("parameters"), py::arg("groups"), py::arg("data"),
           py::arg("model") = nullptr, py::arg("tied") = std::map<std::string, SharedComm>{},

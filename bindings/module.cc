@@ -2,7 +2,9 @@
 // users is wrapped by the Python package.
 #include <pybind11/stl.h>
 
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "bindings/signals.h"
@@ -15,9 +17,18 @@ namespace py = pybind11;
 namespace zerofp8::python {
 namespace {
 
+// Parts of an error as they are handed over.
+py::str part_of(const std::string& text) { return text_of(text); }
+py::list part_of(const std::vector<std::string>& texts) {
+  py::list list;
+  for (const std::string& text : texts) list.append(text_of(text));
+  return list;
+}
+const std::vector<int>& part_of(const std::vector<int>& ranks) { return ranks; }
+
 // The Python classes of zerofp8/errors.py, which carry the parts of an error as attributes.
 template <class... Args>
-void raise(const char* name, Args&&... args) {
+void raise(const char* name, const Args&... args) {
   const py::module_ errors = py::module_::import("zerofp8.errors");
   const py::object interrupt = errors.attr("interrupted");
   if (!interrupt.is_none()) {  // KeyboardInterrupt, as a rule; see signals.h
@@ -26,7 +37,7 @@ void raise(const char* name, Args&&... args) {
     return;
   }
   const py::object type = errors.attr(name);
-  const py::object error = type(std::forward<Args>(args)...);
+  const py::object error = type(part_of(args)...);
   PyErr_SetObject(type.ptr(), error.ptr());
 }
 
@@ -38,15 +49,17 @@ void translate(std::exception_ptr pointer) {
   } catch (const ConfigError& e) {
     raise("ConfigError", e.pointer(), e.given(), e.allowed(), e.fix(), e.others());
   } catch (const CommError& e) {
-    raise("CommError", e.what(), e.absent_ranks());
+    raise("CommError", std::string(e.what()), e.absent_ranks());
   } catch (const CheckpointError& e) {
-    raise("CheckpointError", e.what(), e.file());
+    raise("CheckpointError", std::string(e.what()), e.file());
   } catch (const NumericError& e) {
-    raise("NumericError", e.what());
+    raise("NumericError", std::string(e.what()));
   } catch (const ArgumentError& e) {
-    raise("ArgumentError", e.what());
+    raise("ArgumentError", std::string(e.what()));
   } catch (const Error& e) {
-    raise("Error", e.what());
+    raise("Error", std::string(e.what()));
+  } catch (const std::filesystem::filesystem_error& e) {  // quotes the path
+    raise("Error", std::string(e.what()));
   }
 }
 

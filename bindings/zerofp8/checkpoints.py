@@ -112,6 +112,20 @@ class Checkpoints:
         """
         torch_state.load_masters(self, weights)
 
+    @torch.no_grad()
+    def set_full_state(self, parameter, kind, values):
+        """The other way of ``full_state``: a whole tensor, given on every rank, rounded to nearest.
+
+        Parameters
+        ----------
+        parameter : torch.nn.Parameter
+        kind : {"master", "exp_avg", "exp_avg_sq"}
+            ``"master"`` sets the weight, too. ``exp_avg_sq`` is v, also where its root is stored.
+        values : torch.Tensor
+            Of the parameter's shape.
+        """
+        torch_state.set_whole(self, self._index_of(parameter), kind, values)
+
     def _on_all_ranks(self, error):
         """Before a collective: a fault of one rank is an error on all, and nobody waits."""
         self._engine.raise_on_all_ranks(error)

@@ -50,6 +50,7 @@ class GradientTaker:
         self._unhooked = list(range(len(parameters)))
         self._main = main_grads
         self._self = weakref.ref(self)
+        self._model = weakref.ref(model)
         self.silenced = weakref.WeakSet()  # DistributedDataParallel that reduces these no longer
         ddp.register(self)
         self._stand_ins = StandIns([n.parameter for n in parameters])
@@ -101,6 +102,18 @@ class GradientTaker:
     def forget(self, index):
         """This parameter has no gradient any more."""
         self._held.pop(index, None)
+
+    def check_model(self):
+        """Refuse a model whose parameters are others now: these would get no gradients any more."""
+        model = self._model()
+        there = {id(p) for p in model.parameters()} if model is not None else None
+        gone = [n.name for n in self.parameters if there and id(n.parameter) not in there]
+        if gone:
+            more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+            raise ArgumentError(
+                "parameters " + ", ".join(f"\"{name}\"" for name in gone[:3]) + more + " were "
+                "replaced after initialize (e.g. by fully_shard, parallelize_module, or a new "
+                "layer in the place of one): do that before initialize, or initialize again")
 
     def replace(self):
         """Close the optimizer that has this: another one takes these parameters."""

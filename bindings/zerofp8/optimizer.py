@@ -100,6 +100,8 @@ class Optimizer(Checkpoints, torch.optim.Optimizer):
         if self._closed:
             raise ArgumentError("step: this optimizer was closed (close(), or another initialize "
                                 "for the same model); call initialize again")
+        if self._report is None:
+            self._taker.check_model()
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -2,7 +2,7 @@
 
 import torch
 
-from .errors import CheckpointError
+from .errors import ArgumentError, CheckpointError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -126,3 +126,16 @@ def load_masters(optimizer, weights):
         for index, named in enumerate(optimizer._parameters):
             optimizer._engine.set_full_state(index, "master", as_floats(weights[named.name]))
     optimizer._watch.updated()
+
+
+def set_whole(optimizer, index, kind, values):
+    """One parameter's master, exp_avg or exp_avg_sq, whole, given on every rank."""
+    shape = optimizer._parameters[index].parameter.shape
+    if values.shape != shape:
+        raise ArgumentError(f"set_full_state: given a tensor of shape {tuple(values.shape)}; "
+                            f"allowed: {tuple(shape)}")
+    optimizer._watch.look()
+    with optimizer._shards.loading():
+        optimizer._engine.set_full_state(index, kind, as_floats(values))
+    if kind == "master":  # the weight, too
+        optimizer._watch.updated()

@@ -163,7 +163,8 @@ def recomputation(stages):
 def whole_tensors(stages):
     """``safe_get_*`` after a step's backward passes, and what comes of setting."""
     from deepspeed.utils import (safe_get_full_fp32_param, safe_get_full_grad,
-                                 safe_get_full_optimizer_state, safe_set_full_fp32_param)
+                                 safe_get_full_optimizer_state, safe_set_full_fp32_param,
+                                 safe_set_full_grad, safe_set_full_optimizer_state)
 
     trainer = start(stages, {**MAIN, "zerofp8": {"opt_level": "O1"}})
     inner, errors = trainer.stepper.step, []
@@ -185,13 +186,20 @@ def whole_tensors(stages):
     trainer.stepper.step = step
     trainer.step(0)
     p = next(iter(trainer.parameters().values()))
+    values = torch.linspace(0.5, 2.0, p.numel()).reshape(p.shape)
+    safe_set_full_fp32_param(p, values)
+    safe_set_full_optimizer_state(p, values, "exp_avg")
+    same = (torch.equal(safe_get_full_fp32_param(p), values)
+            and torch.equal(safe_get_full_optimizer_state(p, "exp_avg"), values)
+            and torch.allclose(p.detach().float(), values, rtol=2**-8))
     try:
-        safe_set_full_fp32_param(p, p.detach().float())
+        safe_set_full_grad(p, values)
         text = "no error"
     except zerofp8.UnsupportedError as error:
         text = str(error)
     trainer.close()
-    return {"whole errors": errors, "set": text, "detached": not hasattr(p, "_hp_mapping")}
+    return {"whole errors": errors, "set": text, "set alike": same,
+            "detached": not hasattr(p, "_hp_mapping")}
 
 
 def layouts():
@@ -231,6 +239,52 @@ def user_backward():
     return found
 
 
+def small_engine(config):
+    import deepspeed
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    with quiet():
+        return deepspeed.initialize(model=model, config={
+            "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, **config})[0]
+
+
+def coalesced():
+    """Several backward passes, one step: in coalesce_grad_reduction() and as one loss."""
+    found = {}
+    for stage in (0, 1, 2):
+        for kind in ("coalesced", "one loss"):
+            engine = small_engine({"zero_optimization": {"stage": stage}, "gradient_clipping": 0.0,
+                                   "optimizer": {"type": "Adam", "params": {"lr": 1e-2}}})
+            xs = torch.randn(3, 1, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+            losses = [lambda x=x: engine(x.bfloat16()).float().pow(2).mean() for x in xs]
+            if kind == "coalesced":
+                with engine.coalesce_grad_reduction():
+                    for loss in losses:
+                        engine.backward(loss())
+            else:
+                engine.backward(sum(loss() for loss in losses))
+            engine.step()
+            found[stage, kind] = float(engine.get_global_grad_norm())
+            engine.destroy()
+    return found
+
+
+def without_optimizer(folder):
+    """Reference and reward models: an engine that evaluates and saves, and trains nothing."""
+    found = []
+    for stage in (0, 1, 2):
+        engine = small_engine({"zero_optimization": {"stage": stage}})
+        x = torch.ones(1, 8, dtype=torch.bfloat16)
+        with torch.no_grad(), quiet():
+            before = engine(x)
+            engine.save_checkpoint(f"{folder}/none{stage}", tag="t")
+            engine.module[0].weight.zero_()
+            engine.load_checkpoint(f"{folder}/none{stage}", tag="t")
+            found.append(engine.optimizer is None and torch.equal(before, engine(x)))
+    return found
+
+
 def config_errors():
     """Texts by name; every rank must come back from each."""
     def sgd(parameters):
@@ -248,7 +302,6 @@ def config_errors():
         "optimizer": ({"optimizer": {"type": "Lamb", "params": {}}}, {}),
         "client": ({"optimizer": None}, {"optimizer": sgd}),
         "experts": ({"optimizer": None}, {"optimizer": experts}),
-        "none": ({"optimizer": None}, {}),
         "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, {}),
         "batch": ({"train_batch_size": 7}, {}),
         "sequence": ({"sequence_parallel_size": 2}, {}),
@@ -324,6 +377,7 @@ def plain(rank, size, folder):
     interface = interface_error()
     found = {**_common(1, folder), **user_backward(), "errors": config_errors()}
     found["layouts"] = layouts()
+    found["coalesced"], found["without optimizer"] = coalesced(), without_optimizer(folder)
     zerofp8.deepspeed.uninstall()
     after = engine.BF16_Optimizer, engine.DeepSpeedEngine._do_optimizer_sanity_check
     return {**found, "restored": before == after, "interface": interface,

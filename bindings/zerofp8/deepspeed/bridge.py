@@ -101,6 +101,20 @@ class EngineOptimizer(ZeROOptimizer):
     def set_gradient_accumulation_boundary(self, is_boundary):
         pass
 
+    # Of ``engine.coalesce_grad_reduction()``: gradients add up as they are taken, so that nothing is
+    # left to reduce when the block ends.
+
+    _coalesce_grad_reduction = False
+
+    def setup_buckets(self):
+        pass
+
+    def get_gradient_for_reduction(self, parameter):
+        return None
+
+    def overlapping_partition_gradients_reduce_epilogue(self):
+        pass
+
     # -- step ------------------------------------------------------------------------------------
 
     def step(self, closure=None):

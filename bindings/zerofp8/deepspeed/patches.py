@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from .. import configs, parameters, reduce_groups
-from ..errors import ConfigError, UnsupportedError
+from ..errors import UnsupportedError
 from ..initialize import start
 from ..integrations import INTEGRATIONS
 from . import interface, settings, template
@@ -114,15 +114,14 @@ def _configure_basic_optimizer(self, model_parameters):
 
 
 def _configure_zero_optimizer(self, optimizer):
-    raise ConfigError("optimizer", "none", "Adam or AdamW",
-                      "pass optimizer= to deepspeed.initialize, or write /optimizer")
+    """Called without an optimizer only: reference and reward models, whose engine has none."""
 
 
 def _configure_bf16_optimizer(self, optimizer):
     from .bridge import EngineOptimizer
 
-    if optimizer is None:
-        _configure_zero_optimizer(self, optimizer)
+    if optimizer is None:  # DeepSpeed says so itself if the engine is told to train
+        return None
     _refuse_engine(self)
     _refuse_reduce_groups(optimizer)
     mpu = self.mpu
@@ -142,12 +141,16 @@ def _configure_bf16_optimizer(self, optimizer):
 
 
 def _save_zero_checkpoint(self, save_path, tag):
+    if self.optimizer is None:
+        return
     self.optimizer.optimizer.save(Path(save_path) / str(tag) / _FOLDER)
 
 
 def _load_zero_checkpoint(self, load_dir, tag, load_optimizer_states=True):
     if not load_optimizer_states:
         return False  # masters follow the weights that were loaded
+    if self.optimizer is None:
+        return True  # nothing was saved beside the weights
     if self.load_universal_checkpoint():
         self.optimizer.load_state_dict()
     self.optimizer.optimizer.load(Path(load_dir) / str(tag) / _FOLDER)
