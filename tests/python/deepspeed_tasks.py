@@ -376,8 +376,8 @@ def plain(rank, size, folder):
     before = engine.BF16_Optimizer, engine.DeepSpeedEngine._do_optimizer_sanity_check
     interface = interface_error()
     found = {**_common(1, folder), **user_backward(), "errors": config_errors()}
-    found["layouts"] = layouts()
     found["coalesced"], found["without optimizer"] = coalesced(), without_optimizer(folder)
+    found["layouts"] = layouts()  # last, see there
     zerofp8.deepspeed.uninstall()
     after = engine.BF16_Optimizer, engine.DeepSpeedEngine._do_optimizer_sanity_check
     return {**found, "restored": before == after, "interface": interface,
